@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,16 +28,18 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.rendering.sharded_view import Received, drawn, received_for
+from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import Pixels, pixels_of
 from splatstudio.scene.scene import Scene
+from splatstudio.scene.whole_photos import whole_photo, whole_picture
 
 # What the figures are, as it stands in every file of results. `photograph` is 8-bit / 255, `render` is float.
 DEFINITIONS = {
     "psnr": "dB; -10 log10 of the mean squared error over pixels and channels; render (float, clamped to"
     " 0..1) against photograph (8-bit / 255); data range 1; a mask leaves its pixels out",
     "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
-    " data range 1; mean over windows and channels; with a mask over the windows centerd in it",
+    " data range 1; mean over windows and channels; with a mask over the windows centered in it",
     "psnr_corrected": "PSNR after the affine map of colors [r g b 1] -> [r g b] that brings the render"
     " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
     " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
@@ -230,7 +232,8 @@ def evaluate(
 ) -> Evaluation:
     """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
 
-    The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background, or the sky, of
+    The scores are those of `DEFINITIONS`. A photograph that is cut into several views is compared as a whole,
+    in the projection of its lens. One with alpha is put over the background, or the sky, of
     `options`. `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3].
 
     Of several `ranks` each calls it with its own rows of the model, renders its share of the photographs, and
@@ -244,30 +247,48 @@ def evaluate(
     seconds = [0.0]  # of rendering, by photograph of this rank
 
     def compared(own: Sequence[int], received: Received | None, started: float) -> ImageScore | None:
-        score = None
-        for index in own:
-            view = scene.views[index]
-            if received is None:
-                rgb = render(gaussians, view.camera, options).rgb
-            else:
-                rgb = drawn(gaussians, received, [view.camera], options)[0].rgb
-            seconds.append(now(gaussians.device) - started)
-            target, mask = target_for(scene.photo(index), view.camera, options, gaussians.device)
-            if mask is not None and not mask.any():
-                continue  # one that is masked altogether
-            score = score_of(view.name, rgb, target, mask, measures)
-            if on_image is not None:
-                on_image(score, rgb)
+        if not own:
+            return None
+        views = [scene.views[index] for index in own]
+        cameras = [view.camera for view in views]
+        if received is None:
+            renders = [render(gaussians, camera, options).rgb for camera in cameras]
+        else:
+            renders = [output.rgb for output in drawn(gaussians, received, cameras, options)]
+        seconds.append(now(gaussians.device) - started)
+        rgb, photo, camera = renders[0], None, cameras[0]
+        if views[0].face:  # compared as its lens shows it
+            rgb, photo = _whole(views, renders), whole_photo(views[0])
+            camera = replace(camera, width=rgb.shape[1], height=rgb.shape[0])
+        photo = scene.photo(own[0]) if photo is None else photo
+        target, mask = target_for(photo, camera, options, gaussians.device)
+        if mask is not None and not mask.any():
+            return None  # one that is masked altogether
+        score = score_of(views[0].whole, rgb, target, mask, measures)
+        if on_image is not None:
+            on_image(score, rgb)
         return score
 
-    for start in range(0, len(indices), ranks.num_ranks):
-        own = indices[start + ranks.rank :][:1]  # none where they run out
+    groups = list(_by_photograph(scene, indices))
+    for start in range(0, len(groups), ranks.num_ranks):
+        own = next(iter(groups[start + ranks.rank :]), ())  # none where they run out
         started, received = now(gaussians.device), None
         if ranks.num_ranks > 1:
             received = received_for(ranks, gaussians, [scene.views[index].camera for index in own], options)
         scores += _of_all(ranks, _unless_broken_off(ranks, partial(compared, own, received, started)))
     num_gaussians = int(ranks.all_reduce(torch.tensor([len(gaussians)], device="cpu")))
     return summary(scores, scene, num_gaussians=num_gaussians, seconds=sum(seconds), notes=measures.notes)
+
+
+def _by_photograph(scene: Scene, indices: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Return the views to compare with, those of a photograph that is cut into several together."""
+    return dict.fromkeys(scene.photographs[scene.views[index].whole] for index in indices)
+
+
+def _whole(views: Sequence[View], renders: Sequence[Tensor]) -> Tensor:
+    """Return the renders of the views of one photograph put together, [H, W, 3]."""
+    pictures = [picture.detach().float().cpu().numpy() for picture in renders]
+    return torch.from_numpy(whole_picture(views, pictures)).to(renders[0].device)
 
 
 def _unless_broken_off(ranks: Ranks, compared: Callable[[], ImageScore | None]) -> ImageScore | None:

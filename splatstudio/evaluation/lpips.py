@@ -190,8 +190,14 @@ def short_notes(notes: Sequence[str]) -> list[str]:
     """Return the notes of an evaluation, with one sentence for all networks without weights, at the end."""
     kept = [note for note in notes if NOT_FOUND not in note]
     if len(kept) < len(notes):
-        kept.append("LPIPS is left out: its weights are not here. splatstudio eval --fetch-lpips gets them.")
+        kept.append("LPIPS skipped: weights not installed. splatstudio eval --fetch-lpips gets them.")
     return kept
+
+
+def lacks_weights(name: str) -> bool:
+    """Whether files of the network "alex" or "vgg" are missing on this machine."""
+    network = NETWORKS[name]
+    return any(_found(file, network) is None for file in network.files)
 
 
 def fetch_lpips(name: str) -> None:

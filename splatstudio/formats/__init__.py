@@ -22,7 +22,9 @@ from splatstudio.formats.gsplat_checkpoint import (
     write_gsplat_checkpoint,
 )
 from splatstudio.formats.inria_checkpoint import is_inria_checkpoint, splats_of_inria
+from splatstudio.formats.ksplat import read_ksplat
 from splatstudio.formats.model_arrays import SplatFile
+from splatstudio.formats.nerfstudio_checkpoint import is_nerfstudio_checkpoint, splats_of_nerfstudio
 from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
@@ -75,18 +77,17 @@ def _read_ply(path: Path) -> SplatFile:
 
 
 def _read_torch(path: Path) -> SplatFile:
-    """Return the content of a checkpoint of gsplat's or the original trainer."""
+    """Return the content of a checkpoint of gsplat's, the original or nerfstudio's trainer."""
     content = load_tensors(path)
     if is_gsplat_checkpoint(content):
         return splats_of_gsplat(path, content)
     if is_inria_checkpoint(content):
         return splats_of_inria(path, content)
-    if isinstance(content, dict) and "pipeline" in content:
-        raise ValueError(
-            f"{path} is a checkpoint of nerfstudio's, which cannot be read: write a .ply with nerfstudio's"
-            " `ns-export gaussian-splat`, and name that"
-        )
-    raise ValueError(f"{path} is a file of PyTorch, but no checkpoint of gsplat's or the original trainer")
+    if is_nerfstudio_checkpoint(content):
+        return splats_of_nerfstudio(path, content)
+    raise ValueError(
+        f"{path} is a file of PyTorch, but no checkpoint of gsplat, nerfstudio or the original trainer"
+    )
 
 
 def _read_zip(path: Path) -> SplatFile:
@@ -147,10 +148,19 @@ FORMATS = (
         name="splat",
         endings=(".splat",),
         purpose="antimatter15's viewer and others in browsers",
-        loses="no view-dependent color; color, opacity and rotation keep 8 bits",
+        loses="drops view-dependent color; color, opacity and rotation stored at 8 bits",
         bytes_each=(32, 32, 32, 32),
         read=read_splat,
         write=lambda path, model, extras: write_splat(path, model),
+    ),
+    Format(
+        name="ksplat",
+        endings=(".ksplat",),
+        purpose="mkkellogg's viewer GaussianSplats3D",
+        loses="",
+        bytes_each=(44, 80, 140, 224),
+        read=read_ksplat,
+        write=None,
     ),
     Format(
         name="glTF",
@@ -165,7 +175,7 @@ FORMATS = (
         name="Web page",
         endings=(".html",),
         purpose="any browser, without a network: one file with a viewer and the model in it",
-        loses="no view-dependent color; sizes keep 11 bits, color and opacity 8",
+        loses="drops view-dependent color; sizes stored at 11 bits, color and opacity at 8",
         bytes_each=(20, 20, 20, 20),
         read=None,
         write=lambda path, model, extras: write_viewer_page(path, model, extras.page),
@@ -196,6 +206,15 @@ FORMATS = (
         name="original trainer's checkpoint",
         endings=(".pth",),
         purpose="chkpnt*.pth of the first implementation of 3D Gaussian splatting",
+        loses="",
+        bytes_each=(56, 92, 152, 236),
+        read=_read_torch,
+        write=None,
+    ),
+    Format(
+        name="nerfstudio's checkpoint",
+        endings=(".ckpt",),
+        purpose="step-*.ckpt of nerfstudio's splatfacto",
         loses="",
         bytes_each=(56, 92, 152, 236),
         read=_read_torch,
@@ -286,6 +305,8 @@ def _reader_by_content(path: Path) -> Callable[[Path], SplatFile] | None:
             start = file.read(4)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not start:
+        raise ValueError(f"{path} is empty: copy or download it again")
     if start in PLY:
         return _read_ply
     if start == MAGIC or start[:2] == GZIP:

@@ -75,7 +75,8 @@ def _values(model: ModelArrays) -> dict[str, np.ndarray]:
     """Return the values of every attribute, [n, components]."""
     colors = np.clip(colors_of(model.sh0), 0.0, 1.0)
     opacities = sigmoid(model.opacities)[:, None]
-    # Vertex colors are linear, those of Gaussians are as on a screen (sRGB).
+    # Vertex colors are linear (glTF 2.0, section 3.9.2), those of Gaussians are as on a screen
+    # (sRGB): the extension's color space is for its own attributes alone, and COLOR_0 is glTF's.
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     values = {
         "POSITION": model.means,

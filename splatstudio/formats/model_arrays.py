@@ -35,6 +35,7 @@ class SplatFile:
     antialiased: bool = False  # trained so, and so to be drawn
     step: int | None = None  # of the training, where the file tells it
     notes: tuple[str, ...] = ()  # sentences for the user on what was left out or taken otherwise
+    num_left_out: int = 0  # splats with a value that is not finite
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -111,16 +112,16 @@ def splats_read(
     for part in vars(bounded).values():
         if not _all_finite(part):
             finite &= np.isfinite(part.reshape(len(arrays), -1)).all(axis=1)
-    kept, notes = bounded, ()
-    if not finite.all():
-        if 2 * int(finite.sum()) < len(arrays):
+    kept, notes, num_out = bounded, (), len(arrays) - int(finite.sum())
+    if num_out:
+        if 2 * num_out > len(arrays):
             for name, part in vars(bounded).items():
                 _refuse_non_finite(path, name, part, "is damaged")
         kept = bounded[np.flatnonzero(finite)]
-        notes = (left_out_note(path, len(arrays) - len(kept), len(arrays)),)
+        notes = (left_out_note(path, num_out, len(arrays)),)
     parts = {**vars(kept), "sh0": kept.sh0.reshape(len(kept), 1, 3)}
     gaussians = Gaussians(**{name: torch.from_numpy(_owned(part)) for name, part in parts.items()})
-    return SplatFile(gaussians, antialiased, step, notes)
+    return SplatFile(gaussians, antialiased, step, notes, num_out)
 
 
 def without_infinite_opacities(logits: np.ndarray) -> np.ndarray:

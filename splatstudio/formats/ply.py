@@ -246,6 +246,20 @@ def read_ply(path: Path | str) -> SplatFile:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def holds_points_alone(path: Path) -> bool:
+    """Return whether a file is a PLY of points or of a mesh, with nothing in it that only splats have."""
+    if path.suffix.lower() != ".ply":
+        return False
+    try:
+        with open_input(path) as file:
+            header = parse_header(path, file.read(LONGEST_HEADER))
+    except (OSError, ValueError):
+        return False  # who reads it says what is wrong
+    vertex = next((element for element in header.elements if element.name == "vertex"), None)
+    names = set() if vertex is None else set(vertex.properties)
+    return {"x", "y", "z"} <= names and not names & {*REQUIRED[3:], "packed_position"}
+
+
 def _gaussian_element(path: Path, header: PlyHeader) -> Element:
     """Return the element that holds the Gaussians, or say what the file holds instead."""
     by_name = {element.name: element for element in header.elements}
@@ -369,7 +383,8 @@ def _splats(path: Path, header: PlyHeader, vertex: Element, chunks: Iterator[np.
     notes = [left_out_note(path, start - num_kept, start)] if num_kept < start else []
     if flat:
         notes.append(f"{path} is of 2D Gaussian splatting: its flat splats get a third axis of {THICKNESS:g}")
-    return SplatFile(gaussians, header.antialiased, notes=tuple(notes))
+    num_out = start - num_kept
+    return SplatFile(gaussians, header.antialiased, notes=tuple(notes), num_left_out=num_out)
 
 
 def _with_thickness(rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
 An image has a pixel for each Gaussian, in the same place in each: positions as 16 bits of their logarithm
 (two images), rotations as the three smaller components, scales and colors as bytes that choose from
 codebooks, SH as an index into a palette. A .sog is a ZIP archive of them; they may also lie beside their
-meta.json in a folder. Written and read is version 2. Source: PlayCanvas' specification of the format.
+meta.json in a folder. Written is version 2. Version 1, whose bytes are even steps between a least and a
+largest value, is read, too. Source: PlayCanvas' specification of the format, and files of its `sogs`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from PIL import Image
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import can_be_path, open_input, read_input
 from splatstudio.formats.model_arrays import (
+    NUM_SHN,
     ModelArrays,
     SplatFile,
     arrays_to_write,
@@ -175,9 +177,9 @@ def _nearest_rows(rows: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.n
 class SogPalette:
     """Where the spherical harmonics are, and how many."""
 
-    count: int  # entries of the palette
+    count: int | None  # entries of the palette; version 1 does not tell it
     degree: int
-    book: list[float]  # 256 values of a coefficient
+    book: np.ndarray  # [256] values of a coefficient
     centroids: str
     labels: str
 
@@ -192,9 +194,9 @@ class SogDescription:
     means: list[str]  # low bytes, high bytes
     quats: str
     scales: str
-    scale_book: list[float]
+    scale_books: np.ndarray  # [256, 3] logarithms of sizes
     sh0: str
-    color_book: list[float]
+    color_books: np.ndarray  # [256, 4] the first coefficient, and the logit of the opacity
     sh: SogPalette | None
     antialiased: bool = False  # trained so
 
@@ -215,23 +217,19 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
         raise ValueError(f"{path}: its meta.json is damaged") from error
     if not isinstance(meta, dict) or "means" not in meta:
         raise ValueError(f"{path} is no SOG: its meta.json does not describe splats")
-    if meta.get("version") != 2:
-        raise ValueError(f"{path} is SOG of another version than 2; convert it with a newer program")
-    count = _whole(path, meta, "count", 2**28)
     means, scales, quats, sh0 = (_part(path, meta, name) for name in ("means", "scales", "quats", "sh0"))
     mins, maxs = (_numbers(path, means, name, 3, LARGEST_LOG) for name in ("mins", "maxs"))
-    sh = None
-    if meta.get("shN") is not None:
-        part = _part(path, meta, "shN")
-        centroids, labels = _files(path, part, 2)
-        degree = _whole(path, part, "bands", 3)
-        sh = SogPalette(
-            _whole(path, part, "count", 65_536),
-            degree,
-            _numbers(path, part, "codebook", 256),
-            centroids,
-            labels,
-        )
+    version = meta.get("version", 1)
+    if version == 1:
+        count = _whole(path, {"count": _first(means.get("shape"))}, "count", 2**28)
+        scale_books, color_books = _steps(path, scales, 3), _steps(path, sh0, 4)
+    elif version == 2:
+        count = _whole(path, meta, "count", 2**28)
+        books = [_numbers(path, part, "codebook", BOOK_SIZE) for part in (scales, sh0)]
+        scale_books = np.column_stack([books[0]] * 3)
+        color_books = np.column_stack([*[books[1]] * 3, opacity_logits(np.arange(BOOK_SIZE))])
+    else:
+        raise ValueError(f"{path} is SOG of another version than 1 and 2; convert it with a newer program")
     return SogDescription(
         count=count,
         mins=mins,
@@ -239,12 +237,38 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
         means=_files(path, means, 2),
         quats=_files(path, quats, 1)[0],
         scales=_files(path, scales, 1)[0],
-        scale_book=_numbers(path, scales, "codebook", 256),
+        scale_books=scale_books.astype(np.float32),
         sh0=_files(path, sh0, 1)[0],
-        color_book=_numbers(path, sh0, "codebook", 256),
-        sh=sh,
+        color_books=color_books.astype(np.float32),
+        sh=None if meta.get("shN") is None else _palette_of(path, _part(path, meta, "shN")),
         antialiased=any(meta.get(name) == value for name, value in ANTIALIASED.items()),
     )
+
+
+def _palette_of(path: Path, part: dict[str, Any]) -> SogPalette:
+    centroids, labels = _files(path, part, 2)
+    if "codebook" in part:
+        count, degree = _whole(path, part, "count", PALETTE_SIZE), _whole(path, part, "bands", 3)
+        book = np.array(_numbers(path, part, "codebook", BOOK_SIZE))
+    else:
+        shape = part.get("shape")
+        degrees = {str(3 * num): degree for num, degree in NUM_SHN.items() if degree}
+        count, degree = None, degrees.get(str(shape[-1]) if isinstance(shape, list) and shape else "")
+        if degree is None:
+            raise ValueError(f"{path}: 'shape' in its meta.json is not that of spherical harmonics: {shape}")
+        limits = {name: [part.get(name)] for name in ("mins", "maxs")}
+        book = _steps(path, limits, 1)[:, 0]
+    return SogPalette(count, degree, book.astype(np.float32), centroids, labels)
+
+
+def _steps(path: Path, part: dict[str, Any], num: int) -> np.ndarray:
+    """Return what each byte stands for in version 1: steps [256, num] from `mins` to `maxs`."""
+    mins, maxs = (_numbers(path, part, name, num) for name in ("mins", "maxs"))
+    return np.linspace(mins, maxs, BOOK_SIZE)
+
+
+def _first(shape: Any) -> Any:
+    return shape[0] if isinstance(shape, list) and shape else shape
 
 
 def _part(path: Path, meta: dict[str, Any], name: str) -> dict[str, Any]:
@@ -423,14 +447,19 @@ def _content(path: Path, meta: bytes, content_of: Callable[[str, int], bytes]) -
         model = ModelArrays(
             means=means.astype(np.float32),
             quats=_unpacked_rotations(rotations),
-            scales=np.array(description.scale_book, np.float32)[pixels(description.scales, 3)],
-            opacities=opacity_logits(colors[:, 3]),
-            sh0=np.array(description.color_book, np.float32)[colors[:, :3]],
+            scales=_looked_up(description.scale_books, pixels(description.scales, 3)),
+            opacities=description.color_books[colors[:, 3], 3],
+            sh0=_looked_up(description.color_books, colors[:, :3]),
             shN=np.zeros((num, 0, 3), np.float32),
         )
     if description.sh is not None:
         model = ModelArrays(**{**vars(model), "shN": _sh(path, description, content_of, pixels)})
     return splats_read(path, model, antialiased=description.antialiased)
+
+
+def _looked_up(books: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return what the bytes [N, C] stand for, each channel by its own column of `books` [256, C or more]."""
+    return np.stack([books[codes[:, channel], channel] for channel in range(codes.shape[1])], axis=1)
 
 
 def _unpacked_rotations(pixels: np.ndarray) -> np.ndarray:
@@ -450,15 +479,16 @@ def _sh(
     sh = description.sh
     assert sh is not None
     num_coefficients = description.num_shN
-    num_pixels = sh.count * num_coefficients
-    most = num_pixels + PALETTE_WIDTH * num_coefficients * 4
-    content = content_of(sh.centroids, _most_bytes(most))
-    table = _pixels(path, sh.centroids, content, num_pixels, most)
-    entries = np.array(sh.book, np.float32)[table[:num_pixels, :3]].reshape(sh.count, num_coefficients, 3)
     labels = pixels(sh.labels, 2).astype(np.intp)
     labels = labels[:, 0] | labels[:, 1] << 8
-    if labels.max() >= sh.count:
-        raise ValueError(f"{path} is damaged: an index into its palette is {labels.max()} of {sh.count}")
+    count = int(labels.max()) + 1 if sh.count is None else sh.count
+    if labels.max() >= count:
+        raise ValueError(f"{path} is damaged: an index into its palette is {labels.max()} of {count}")
+    num_pixels = count * num_coefficients
+    most = num_pixels + PALETTE_WIDTH * num_coefficients * 4 if sh.count else PALETTE_SIZE * num_coefficients
+    content = content_of(sh.centroids, _most_bytes(most))
+    table = _pixels(path, sh.centroids, content, num_pixels, most)
+    entries = sh.book[table[:num_pixels, :3]].reshape(count, num_coefficients, 3)
     return entries[labels]
 
 

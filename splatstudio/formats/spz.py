@@ -285,7 +285,7 @@ def _streams_of_zstd(path: Path, content: bytes) -> _Packed:
     _require_memory(path, shapes)
     _, version, _, _, bits, flags, num_streams = HEADER.unpack_from(content)
     if version != 4 or len(content) < HEADER_4_BYTES:
-        raise ValueError(f"{path} is damaged: SPZ version {version} is not stored like this")
+        raise ValueError(f"{path} is SPZ version {version} without its compression: compress it with gzip")
     (table,) = struct.unpack_from("<I", content, HEADER.size)
     end = table + 16 * num_streams
     filled = [shape for shape in shapes if math.prod(shape)]

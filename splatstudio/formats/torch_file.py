@@ -31,6 +31,14 @@ DAMAGE = (
     MemoryError,
     NotImplementedError,
 )
+# Learning rates that NumPy has computed, which nerfstudio keeps; under both names that NumPy has used.
+_SCALAR = np.float64(0).__reduce__()[0]
+NUMBERS: list[Any] = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64)),
+]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -42,7 +50,8 @@ def load_tensors(path: Path) -> Any:
     try:
         refuse_larger_than_memory(path)
         _refuse_expanding(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(NUMBERS):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except zipfile.BadZipFile as error:

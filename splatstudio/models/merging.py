@@ -33,7 +33,6 @@ from splatstudio.checkpoints.rank_parts import (
     in_order_of_ranks,
     part_of,
 )
-from splatstudio.files.durable import sync_folder
 from splatstudio.files.outputs import make_folder
 from splatstudio.formats import format_to_write, free_path
 from splatstudio.formats.gsplat_checkpoint import is_gsplat_checkpoint, splats_of_gsplat
@@ -41,6 +40,7 @@ from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.exporter import ExportedModel, write_model
 from splatstudio.models.model import Model, model_of
+from splatstudio.operating_system import put_in_place, sync_folder
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.population import Population
@@ -281,9 +281,10 @@ def _write_folder(folder: Path, checkpoint: Checkpoint) -> None:
         raise ValueError(f"{folder} would tell a wrong step: the model is of step {checkpoint.step}")
     staging = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
-        staging.mkdir(parents=True)
+        make_folder(folder.parent)
+        staging.mkdir()
         write_manifest(staging, checkpoint, [write_shard(staging, checkpoint.population, 0, 1)])
-        staging.rename(folder)
+        put_in_place(staging, folder)
         sync_folder(folder.parent)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)

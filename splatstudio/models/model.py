@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
@@ -20,17 +21,21 @@ from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run
 from splatstudio.formats import Format, format_of, read_splats
+from splatstudio.formats.ply import holds_points_alone
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
+from splatstudio.gaussians.initialize import from_points
 from splatstudio.gaussians.transform import transformed, transformed_sky
 from splatstudio.models.exporter import write_model
-from splatstudio.models.other_outputs import output_in, scene_of_output
+from splatstudio.models.other_outputs import frame_of_output, output_in, scene_of_output
 from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene.load import load_scene, load_training_scene
+from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 
 log = logging.getLogger(__name__)
 
+POINT_SIZE, POINT_OPACITY = 0.4, 0.9  # of a point that is shown: its deviation over the distance to others
 ORBIT_DISTANCE = 2.8  # of the radius in which half of the splats lie: they fill most of the picture
 ORBIT_HEIGHT = 0.35  # of the distance, which looks down by 19 degrees
 
@@ -106,21 +111,22 @@ class Model:
         )
 
 
-def load_model(path: str | Path) -> Model:
+def load_model(path: str | Path, *, strict: bool = False) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
     Of the folder that another program left (see `output_in`) the newest model is taken.
     One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
-    Raises ValueError, naming the file and the reason, when there is none or it is damaged.
+    Raises ValueError, naming the file and the reason, when there is none or it is damaged; where `strict`,
+    also for a file with splats that are left out, as a value of them is not finite.
     """
     path = Path(path)
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        return _model_in_file(path)
+        return _model_in_file(path, strict)
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
     if folder is None and (other := output_in(path)) is not None:
-        model = _model_in_file(other.file)
+        model = _model_in_file(other.file, strict)
         return replace(model, notes=(other.note, *model.notes))
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
@@ -136,11 +142,43 @@ def load_model(path: str | Path) -> Model:
     return model_of(load_checkpoint(folder))
 
 
-def _model_in_file(path: Path) -> Model:
-    file = read_splats(path)
+def _shown_points(path: Path) -> Model:
+    note = (
+        f"{path.name} holds points, not splats: each is shown as a small round one. To train from them, give"
+        f" them to the training of their scene: splatstudio train SCENE --init {quote(str(path))}"
+    )
+    return Model(splats_of_points(path, POINT_SIZE, POINT_OPACITY), notes=(note,))
+
+
+def splats_of_points(path: Path, size: float, opacity: float) -> Gaussians:
+    """Return the points of a PLY file as round splats, in its own coordinates.
+
+    `size` is their deviation over the distance to their neighbors, `opacity` is 0..1. Raises ValueError for a
+    file without points, and a damaged one.
+    """
+    points, colors = read_point_ply(path)
+    if not np.isfinite(points).all(axis=1).any():
+        raise ValueError(f"{path} holds no splats, and no points with finite coordinates")
+    generator = torch.Generator().manual_seed(0)
+    return from_points(
+        points, colors, sh_degree=0, init_scale=size, init_opacity=opacity, generator=generator
+    )
+
+
+def _model_in_file(path: Path, strict: bool) -> Model:
+    if holds_points_alone(path):
+        return _shown_points(path)
+    file, transform = read_splats(path), frame_of_output(path)
+    if strict and file.num_left_out:
+        raise ValueError(
+            f"{path} is refused: {file.num_left_out:,} of its splats have a value that is not finite; without"
+            " --strict they are left out"
+        )
     options = RenderOptions(antialiased=file.antialiased)
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-    return Model(file.gaussians, options=options, part=_sentence(part_of(path)), notes=file.notes)
+    part = _sentence(part_of(path))
+    transform = np.eye(4) if transform is None else transform
+    return Model(file.gaussians, transform, options, part=part, notes=file.notes)
 
 
 def _sentence(part: RankPart | None) -> str | None:

@@ -7,17 +7,22 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
+from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
 from splatstudio.scene.layout import pose_files
 
 ITERATION = re.compile(r"iteration_(\d+)")
 GSPLAT_PLY = re.compile(r"point_cloud_(\d+)\.ply")
 INRIA_CHECKPOINT = re.compile(r"chkpnt(\d+)\.pth")
+NERFSTUDIO_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
+NERFSTUDIO_FRAME = "dataparser_transforms.json"
 MODEL = "point_cloud.ply"  # of the original trainer, in a folder for each iteration
-SETTINGS = ("cfg_args", "cfg.yml")  # of the original trainer, and of gsplat's
+SETTINGS = ("cfg_args", "cfg.yml", "config.yml")  # of the original trainer, gsplat's and nerfstudio
 SOG = "meta.json"
 LARGEST_SETTINGS = 1 << 20  # bytes
 
@@ -39,7 +44,7 @@ class OtherScene:
 
 
 def output_in(folder: Path) -> OtherOutput | None:
-    """Return the newest model in a folder of the original trainer, of gsplat, or of an unpacked SOG.
+    """Return the newest model in a folder of the original trainer, gsplat, nerfstudio, or an unpacked SOG.
 
     None where it is no such folder, and where the newest of gsplat is in parts, which need merging.
     """
@@ -65,6 +70,9 @@ def output_in(folder: Path) -> OtherOutput | None:
     if not found:
         checkpoints = folder.glob("chkpnt*.pth")
         found = _numbered((file, INRIA_CHECKPOINT.fullmatch(file.name)) for file in checkpoints)
+    if not found:
+        checkpoints = [*folder.glob("nerfstudio_models/step-*.ckpt"), *folder.glob("step-*.ckpt")]
+        found = _numbered((file, NERFSTUDIO_CHECKPOINT.fullmatch(file.name)) for file in checkpoints)
     if not found:
         return None
     newest = max(found)
@@ -101,7 +109,7 @@ def scene_of_output(path: Path) -> OtherScene | None:
     except OSError:
         return None
     settings = _of_namespace(text) if file.name == "cfg_args" else _of_yaml(text)
-    source = settings.get("source_path") or settings.get("data_dir")
+    source = settings.get("source_path") or settings.get("data_dir") or settings.get("data")
     if not isinstance(source, str) or not source or "\0" in source:
         return None
     # A relative path begins where the training was started, which is often here or above the output.
@@ -132,4 +140,44 @@ def _of_namespace(text: str) -> dict[str, Any]:
 def _of_yaml(text: str) -> dict[str, Any]:
     """Return the texts at the top level of a YAML file, which are all that is needed of it."""
     lines = re.findall(r"^(\w+):[ \t]+([^!&*\s][^\n]*?)[ \t]*$", text, re.MULTILINE)
-    return {name: value.strip("'\"") for name, value in lines}
+    # nerfstudio's are lists of the names of folders.
+    paths = re.findall(r"^(\w+):[^\n]*pathlib\.\w*Path\n((?:[ ]*- [^\n]+\n)+)", text, re.MULTILINE)
+    joined = {name: str(PurePath(*re.findall(r"- ['\"]?(.*?)['\"]?\n", parts))) for name, parts in paths}
+    return {name: value.strip("'\"") for name, value in lines} | joined
+
+
+def frame_of_output(file: Path) -> np.ndarray | None:
+    """Return the similarity [4, 4] from a scene's coordinates to those of the model in `file`.
+
+    None: they are the same. nerfstudio trains in a frame of its own, which it tells beside its checkpoints.
+    It counts from the frame of COLMAP where its transforms.json says what it has `applied` to that. Raises
+    ValueError where it makes no sense.
+    """
+    told = file.parent.parent / NERFSTUDIO_FRAME
+    if NERFSTUDIO_CHECKPOINT.fullmatch(file.name) is None or not told.is_file():
+        return None
+    try:
+        values = json.loads(read_input(told))
+        frame = _similarity(values["transform"], values["scale"])
+        scene = scene_of_output(file)
+        transforms = None if scene is None else scene.path / "transforms.json"
+        if transforms is not None and transforms.is_file():
+            top = json.loads(read_input(transforms))
+            if "applied_transform" in top:
+                applied = _similarity(top["applied_transform"], top.get("applied_scale", 1.0))
+                frame = frame @ np.linalg.inv(applied)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{told} does not tell how the model lies in its scene: {first_line(error)}; copy it again, or"
+            " remove it to open the model as it lies"
+        ) from error
+    return frame
+
+
+def _similarity(rows: Any, scale: Any) -> np.ndarray:
+    """Return the [4, 4] matrix of a rotation and shift [3, 4] and a scale behind them."""
+    matrix = np.eye(4)
+    matrix[:3] = float(scale) * np.array(rows, np.float64)[:3]
+    if not (np.isfinite(matrix).all() and np.linalg.det(matrix[:3, :3]) > 0):
+        raise ValueError("it is no rotation with a scale")
+    return matrix

@@ -84,7 +84,7 @@ def evaluate_task(
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
     scene = load_scene(against.scene, downscale=against.downscale, **split)
-    total = len(scene.test_indices)
+    total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
         raise ValueError(
             f"{against.scene} has no test photographs: --test-every {against.test_every} holds none out"
@@ -145,7 +145,7 @@ def _trained_on(evaluation: Evaluation, own: ComparedWith, files: dict[str, Any]
         return []
     split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images, **files}
     scene = load_scene(own.scene, downscale=own.downscale, **split)
-    held_out = {scene.views[index].name for index in scene.test_indices}
+    held_out = {scene.views[index].whole for index in scene.test_indices}
     learned = [score.name for score in evaluation.images if score.name not in held_out]
     if not learned:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,9 +11,10 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import VideoQuality
-from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.files.durable import partial_path, remove_partial, sync_file
 from splatstudio.files.outputs import make_folder
 from splatstudio.models.model import Model
+from splatstudio.operating_system import put_in_place, sync_folder
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.modes import DrawnMode
 
@@ -107,9 +107,11 @@ def write_frames(
                 on_frame(number + 1, image)
         for path in [partial] if codec else sorted(partial.iterdir()):
             sync_file(path)
+        if codec is None:
+            sync_folder(partial)
         if should_stop():
             return False
-        os.replace(partial, output)
+        put_in_place(partial, output)
         sync_folder(output.parent)
     except OSError as error:
         raise ValueError(

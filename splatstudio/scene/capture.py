@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.inputs import read_input
 from splatstudio.files.kinds import refuse_pointer
+from splatstudio.scene.kept_frame import KeptFrame
 from splatstudio.scene.lens import Lens
 
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".jp2", ".j2k")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,7 @@ class Capture:
     model_folder: Path | None = None  # COLMAP's model
     model: int = -1  # its number, where there are several
     upright: bool = False  # z is up in the files
+    frame: KeptFrame | None = None  # of the poses before these, in which runs go on
 
 
 class ImageFolder:
@@ -110,6 +114,19 @@ def read_file(path: Path, what: str) -> bytes:
     return content
 
 
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; ValueError where it cannot be read or is none."""
+    data = read_file(path, "the file")
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not valid JSON: {error.msg} at line {error.lineno}; repair the file or make it again"
+        ) from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, endless numbers or brackets
+        raise ValueError(f"{path} is not valid JSON: it is no text in UTF-8 or nested without end") from error
+
+
 def missing_note(missing: list[str], where: str) -> str:
     """Return one sentence that counts the `missing` image files and names the first three."""
     names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -156,3 +173,10 @@ class View:
     lens: Lens
     mask_path: Path | None = None
     orientation: int = 1
+    face: str = ""  # which part of the photograph it is, where that is cut into several
+    photograph: str = ""  # the name of the whole photograph; empty: this is it
+
+    @property
+    def whole(self) -> str:
+        """Return the name of the photograph that this is, or is a part of."""
+        return self.photograph or self.name

@@ -17,6 +17,7 @@ from splatstudio.scene.capture import (
     unposed_note,
 )
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
+from splatstudio.scene.kept_frame import read_kept_frame
 from splatstudio.scene.layout import NoPhotographs, PoseFiles
 from splatstudio.scene.scene import Scene
 
@@ -104,6 +105,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
         model_folder=sparse,
         model=int(sparse.name) if len(files.models) > 1 and sparse.name.isdecimal() else -1,
         upright=files.upright,
+        frame=read_kept_frame(sparse) if files.upright else None,
     )
 
 

@@ -16,7 +16,6 @@ from splatstudio.files.inputs import open_input
 from splatstudio.files.kinds import NUM_BYTES, refuse_pointer
 from splatstudio.scene.colmap_model import (
     CAMERA_MODELS,
-    UNSUPPORTED_MODELS,
     ColmapImage,
     colmap_lens,
     colmap_pose,
@@ -29,6 +28,7 @@ CAMERA_HEAD = struct.Struct("<IiQQ")  # id, model, width, height
 POINT_BYTES = 43  # id, position, color, error
 COUNT = struct.Struct("<Q")
 MAX_NAME_BYTES = 4096
+FEWEST_PARAMS = 2  # of a camera, a panorama
 NO_POINT = 2**64 - 1  # what an observation has for a point that was not triangulated
 
 
@@ -85,15 +85,16 @@ def read_cameras(path: Path) -> dict[int, Lens]:
     """Return the cameras of `path` by id; raises ValueError for a damaged file or an unsupported model."""
     cursor = _Cursor(path)
     lenses = {}
-    for i in range(cursor.count(CAMERA_HEAD.size + 3 * 8, "cameras")):
+    for i in range(cursor.count(CAMERA_HEAD.size + FEWEST_PARAMS * 8, "cameras")):
         cursor.record = f"camera {i + 1}"
         camera_id, model, width, height = cursor.unpack(CAMERA_HEAD, "a camera")
         where = f"{path}, camera {camera_id},"
         if model not in CAMERA_MODELS:
-            raise unsupported_model(UNSUPPORTED_MODELS.get(model, f"number {model}"), where)
-        name, num_params = CAMERA_MODELS[model]
-        params = cursor.unpack(struct.Struct(f"<{num_params}d"), f"the parameters of a {name} camera")
-        lenses[camera_id] = colmap_lens(name, (width, height), list(params), where)
+            raise unsupported_model(f"number {model}", where)
+        known = CAMERA_MODELS[model]
+        layout = struct.Struct(f"<{known.num_params}d")
+        params = cursor.unpack(layout, f"the parameters of a {known.name} camera")
+        lenses[camera_id] = colmap_lens(known, (width, height), list(params), where)
     cursor.end()
     return lenses
 

@@ -11,24 +11,46 @@ import numpy as np
 from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.lens import Lens
+from splatstudio.scene.lens_models import LensKind
 
-# Number, name and parameter count of the models in COLMAP's src/colmap/sensor/models.h.
+
+@dataclass(frozen=True)
+class ColmapCameraModel:
+    """One of COLMAP's camera models: its number of focal lengths and coefficients, and what lens it is."""
+
+    name: str
+    kind: LensKind
+    num_focal: int
+    num_coefficients: int = 0
+
+    @property
+    def num_params(self) -> int:
+        """Return the number of its parameters: focal lengths, center, coefficients."""
+        return self.num_focal + 2 + self.num_coefficients
+
+
+# By the number that COLMAP 4.2 gives them in its files.
 CAMERA_MODELS = {
-    0: ("SIMPLE_PINHOLE", 3),
-    1: ("PINHOLE", 4),
-    2: ("SIMPLE_RADIAL", 4),
-    3: ("RADIAL", 5),
-    4: ("OPENCV", 8),
-    5: ("OPENCV_FISHEYE", 8),
-    8: ("SIMPLE_RADIAL_FISHEYE", 4),
-    9: ("RADIAL_FISHEYE", 5),
+    0: ColmapCameraModel("SIMPLE_PINHOLE", "brown", 1),
+    1: ColmapCameraModel("PINHOLE", "brown", 2),
+    2: ColmapCameraModel("SIMPLE_RADIAL", "brown", 1, 1),
+    3: ColmapCameraModel("RADIAL", "brown", 1, 2),
+    4: ColmapCameraModel("OPENCV", "brown", 2, 4),
+    5: ColmapCameraModel("OPENCV_FISHEYE", "fisheye", 2, 4),
+    6: ColmapCameraModel("FULL_OPENCV", "rational", 2, 8),
+    7: ColmapCameraModel("FOV", "fov", 2, 1),
+    8: ColmapCameraModel("SIMPLE_RADIAL_FISHEYE", "fisheye", 1, 1),
+    9: ColmapCameraModel("RADIAL_FISHEYE", "fisheye", 1, 2),
+    10: ColmapCameraModel("THIN_PRISM_FISHEYE", "thin_prism_fisheye", 2, 8),
+    11: ColmapCameraModel("RAD_TAN_THIN_PRISM_FISHEYE", "rad_tan_thin_prism_fisheye", 2, 12),
+    12: ColmapCameraModel("SIMPLE_DIVISION", "division", 1, 1),
+    13: ColmapCameraModel("DIVISION", "division", 2, 1),
+    14: ColmapCameraModel("SIMPLE_FISHEYE", "fisheye", 1),
+    15: ColmapCameraModel("FISHEYE", "fisheye", 2),
+    16: ColmapCameraModel("EUCM", "eucm", 2, 2),
+    17: ColmapCameraModel("EQUIRECTANGULAR", "equirectangular", 0),  # its parameters are the picture's size
 }
-UNSUPPORTED_MODELS = {
-    6: "FULL_OPENCV",
-    7: "FOV",
-    10: "THIN_PRISM_FISHEYE",
-    11: "RAD_TAN_THIN_PRISM_FISHEYE",
-}
+MODELS_BY_NAME = {model.name: model for model in CAMERA_MODELS.values()}
 SMALLEST_IMAGE = 73  # bytes of a record of images.bin, with a name of no letters and no observations
 MAX_SIDE = 100_000  # pixels; no camera has more, a damaged file often does
 
@@ -73,14 +95,13 @@ def num_registered(model: Path) -> int:
 
 def unsupported_model(model: object, where: str) -> ValueError:
     """Return the error for a camera model that is not read; `where` names file and record."""
-    known = ", ".join(name for name, _ in CAMERA_MODELS.values())
     return ValueError(
-        f"{where} has the camera model {model}, which is not supported ({known} are); "
-        "run COLMAP's image_undistorter and open its output"
+        f"{where} has the camera model {model}, which is not supported ({', '.join(MODELS_BY_NAME)} are); "
+        "cut its pictures into views of a pinhole camera first, and open those"
     )
 
 
-def colmap_lens(model: str, size: tuple[int, int], params: list[float], where: str) -> Lens:
+def colmap_lens(model: ColmapCameraModel, size: tuple[int, int], params: list[float], where: str) -> Lens:
     """Return the lens of one camera record; raises ValueError, naming `where`, for impossible values."""
     width, height = size
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
@@ -89,23 +110,25 @@ def colmap_lens(model: str, size: tuple[int, int], params: list[float], where: s
         raise ValueError(
             f"{where} has a parameter that is not a finite number: {params}; make the model again"
         )
-    single = model in ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
-    fx, fy, cx, cy = [params[0], *params[:3]] if single else params[:4]
-    k = params[3:] if single else params[4:]
+    if model.kind == "equirectangular":
+        return panorama(width, height)
+    fx, fy = params[0], params[model.num_focal - 1]
+    cx, cy, *coefficients = params[model.num_focal :]
     if not (fx > 0 and fy > 0):
         raise ValueError(
             f"{where} has the focal length {fx:g} x {fy:g}, which is not positive; make the model again"
         )
-    fisheye = "FISHEYE" in model
-    distortion: tuple[float, ...] = ()
-    if fisheye:
-        distortion = tuple([*k, 0.0, 0.0, 0.0, 0.0][:4])
-    elif single and k:
-        k1, k2 = [*k, 0.0, 0.0][:2]
-        distortion = (k1, k2, 0.0, 0.0, 0.0)
-    elif k:
-        distortion = (*k, 0.0)
-    return Lens(width, height, fx, fy, cx, cy, "fisheye" if fisheye else "brown", distortion, model)
+    if model.kind == "brown" and model.num_focal == 1 and coefficients:
+        coefficients = [*[*coefficients, 0.0][:2], 0.0, 0.0, 0.0]
+    elif model.kind in ("brown", "fisheye") and coefficients:
+        coefficients = [*coefficients, *[0.0] * 4][: 5 if model.kind == "brown" else 4]
+    return Lens(width, height, fx, fy, cx, cy, model.kind, tuple(coefficients), model.name)
+
+
+def panorama(width: int, height: int) -> Lens:
+    """Return the lens of a panorama that shows all directions by longitude and latitude."""
+    focal = width / (2 * np.pi), height / np.pi
+    return Lens(width, height, *focal, 0.5 * width, 0.5 * height, "equirectangular", (), "EQUIRECTANGULAR")
 
 
 def colmap_pose(quaternion: np.ndarray, translation: np.ndarray, where: str) -> np.ndarray:

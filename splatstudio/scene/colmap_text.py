@@ -9,15 +9,13 @@ import numpy as np
 
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import (
-    CAMERA_MODELS,
+    MODELS_BY_NAME,
     ColmapImage,
     colmap_lens,
     colmap_pose,
     unsupported_model,
 )
 from splatstudio.scene.lens import Lens
-
-NUM_PARAMS = dict(CAMERA_MODELS.values())
 
 
 def read_cameras(path: Path) -> dict[int, Lens]:
@@ -31,12 +29,12 @@ def read_cameras(path: Path) -> dict[int, Lens]:
             raise _unreadable(
                 where, f"has {len(words)} columns; a camera has an id, a model, a size and parameters"
             )
-        model = words[1]
-        if model not in NUM_PARAMS:
-            raise unsupported_model(model, where)
-        if len(words) != 4 + NUM_PARAMS[model]:
+        model = MODELS_BY_NAME.get(words[1])
+        if model is None:
+            raise unsupported_model(words[1], where)
+        if len(words) != 4 + model.num_params:
             raise _unreadable(
-                where, f"has {len(words)} columns; a {model} camera has {4 + NUM_PARAMS[model]}"
+                where, f"has {len(words)} columns; a {model.name} camera has {4 + model.num_params}"
             )
         camera_id, width, height = _integers([words[0], *words[2:4]], where)
         lenses[camera_id] = colmap_lens(model, (width, height), _numbers(words[4:], where), where)

@@ -13,18 +13,17 @@ MOST_NAMES = 500  # of photographs
 
 def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     """Return what a person wants to know of a scene as (label, text) rows; no photograph is decoded."""
-    num_train, num_test = len(scene.train_indices), len(scene.test_indices)
     delivered = Counter(f"{view.camera.width} x {view.camera.height}" for view in scene.views)
     stored = Counter(f"{view.lens.width} x {view.lens.height}" for view in scene.views)
     lenses = {view.lens for view in scene.views}
-    distorted = [view for view in scene.views if view.lens.distorted]
+    distorted = {view.whole for view in scene.views if view.lens.distorted}
     masks = sum(view.mask_path is not None for view in scene.views)
     turned = sum(view.orientation != 1 for view in scene.views)
     models = Counter(view.lens.model for view in scene.views)
     rows = [
         ("Scene", str(scene.path.resolve())),
         ("Format", scene.format),
-        ("Photographs", f"{len(scene.views)}: {num_train} to train, {num_test} to test"),
+        ("Photographs", _photographs(scene)),
         ("Size in files", _counted(stored)),
         ("Size in training", _counted(delivered)),
         ("Cameras", f"{len(lenses)} ({_counted(models)})"),
@@ -45,6 +44,14 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
         rows.append(("Without a pose", names + more))
     rows += [("Note", note) for note in scene.notes]
     return rows
+
+
+def _photographs(scene: Scene) -> str:
+    """Return how many photographs there are, and how many of them are held out."""
+    test = {scene.views[index].whole for index in scene.test_indices}
+    num = len(scene.photographs)
+    parts = f", cut into {len(scene.views)} views" if len(scene.views) > num else ""
+    return f"{num}: {num - len(test)} to train, {len(test)} to test{parts}"
 
 
 def _counted(counter: Counter[str]) -> str:

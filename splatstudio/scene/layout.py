@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from splatstudio.files.inputs import read_input
+from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.colmap_model import num_registered
 
 PARTS = ("cameras", "images", "points3D")
@@ -26,20 +27,63 @@ class NoPhotographs(ValueError):
     """The poses of a scene are there, but not the photographs that they are of."""
 
 
+class SeveralScenes(ValueError):
+    """A folder with more than one scene below it; `scenes` has their folders and sizes."""
+
+    def __init__(self, folder: Path, scenes: Sequence[tuple[Path, str]]):
+        self.scenes = tuple(scenes)
+        listed = [f"{place.relative_to(folder)} ({size})" for place, size in scenes[:MOST_LISTED]]
+        more = f" and {len(scenes) - MOST_LISTED} more" if len(scenes) > MOST_LISTED else ""
+        super().__init__(f"{folder} holds {len(scenes)} scenes: {', '.join(listed)}{more}; open one of them")
+
+
+Format = Literal[
+    "COLMAP",
+    "transforms.json",
+    "Blender",
+    "OpenSfM",
+    "Polycam",
+    "Record3D",
+    "3D Scanner App",
+    "Metashape",
+    "RealityScan",
+]
+
+# Files of poses of other programs: where in a scene's folder, how they begin, and where the pictures are.
+OTHERS: tuple[tuple[Format, str, bytes, tuple[str, ...]], ...] = (
+    ("OpenSfM", "reconstruction.json", b"", ("images",)),
+    ("OpenSfM", "opensfm/reconstruction.json", b"", ("images", "opensfm/images")),  # OpenDroneMap's
+    ("Polycam", "keyframes/corrected_cameras", b"", ("keyframes/corrected_images",)),
+    ("Polycam", "keyframes/cameras", b"", ("keyframes/images",)),
+    ("Record3D", "rgb/../metadata", b"{", ("rgb",)),  # beside a folder rgb alone
+    ("3D Scanner App", "frame_00000.json", b"{", ()),
+    ("Metashape", "*.xml", b"<chunk", ("images", "photos")),
+    ("RealityScan", "*.csv", b"#name,", ("images", "photos")),
+)
+NUM_BYTES = 4096  # that a mark is looked for in
+
+
 @dataclass(frozen=True)
 class PoseFiles:
     """The poses of one scene: its format, and the folder from which its other files are looked for."""
 
     folder: Path
-    format: Literal["COLMAP", "transforms.json", "Blender"]
+    format: Format
     models: tuple[Path, ...] = ()  # COLMAP's: folders, of which one is used
     opened: Path | None = None  # the folder that was named, where that is another one
     upright: bool = False  # z is up, as the program that made them knows
+    file: Path | None = None  # of another program
+    pictures: tuple[str, ...] = ()  # folders in which that has its photographs
 
     @property
     def of_pictures_as_taken(self) -> bool:
         """Return whether COLMAP's models describe the pictures from before their distortion was removed."""
         return any("distorted" in (model.parent.name, model.parent.parent.name) for model in self.models)
+
+    @property
+    def size(self) -> str:
+        """Return how large the scene is, as "12 photographs"; of other programs' scenes the program."""
+        return f"{self.num_photographs} photographs" if self.file is None else self.format
 
     @property
     def num_photographs(self) -> int:
@@ -87,10 +131,40 @@ def pose_files(folder: Path) -> PoseFiles | None:
     # Of the pictures as they were taken, where those without distortion are not made yet.
     if models := models or _models_in(folder / "distorted/sparse"):
         return PoseFiles(folder, "COLMAP", models)
+    if (others := _of_others(folder)) is not None:
+        return others
     # Those of this program; a video's are opened by their own folder, which is a COLMAP scene.
     store = estimated_poses(folder)
     models = _models_in(store / "sparse")
     return PoseFiles(store, "COLMAP", models, upright=True) if models else None
+
+
+def posed_by(file: Path) -> PoseFiles | None:
+    """Return the poses in a file of another program, None for other files."""
+    for folder in reversed(file.parents[:2]):
+        for each in _all_of_others(folder):
+            if each.file == file:
+                return each
+    return None
+
+
+def _of_others(folder: Path) -> PoseFiles | None:
+    return next(_all_of_others(folder), None)
+
+
+def _all_of_others(folder: Path) -> Iterator[PoseFiles]:
+    for form, where, mark, pictures in OTHERS:
+        for file in sorted(folder.glob(where)) if "*" in where else [folder / where]:
+            if file.is_dir() if not file.suffix and not mark else _begins_with(file, mark):
+                yield PoseFiles(folder, form, file=Path(os.path.normpath(file)), pictures=pictures)
+
+
+def _begins_with(file: Path, mark: bytes) -> bool:
+    try:
+        with open_input(file) as opened:
+            return mark in opened.read(NUM_BYTES)
+    except OSError:
+        return False
 
 
 def _models_in(base: Path) -> tuple[Path, ...]:
@@ -109,19 +183,25 @@ def _has_model(folder: Path) -> bool:
 def poses_below(folder: Path, besides: PoseFiles | None = None) -> PoseFiles | None:
     """Return the poses of the only scene in the folders below, to a depth of two; None where there is none.
 
-    Those of `besides` do not count. Raises ValueError, which lists the scenes with their sizes, where there
-    are several.
+    Those of `besides` do not count. Raises SeveralScenes where there are several.
     """
     known = () if besides is None else besides.models
     found = [files for files in _all_below(folder) if not set(files.models) & set(known)]
     if len(found) < 2:
         return replace(found[0], opened=folder) if found else None
-    listed = [
-        f"{files.folder.relative_to(folder)} ({files.num_photographs} photographs)"
-        for files in found[:MOST_LISTED]
-    ]
-    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-    raise ValueError(f"{folder} holds {len(found)} scenes: {', '.join(listed)}{more}; open one of them")
+    raise SeveralScenes(folder, [(files.folder, files.size) for files in found])
+
+
+def holds_several(path: Path) -> bool:
+    """Return whether `path` is a folder that has no scene at its top and several below."""
+    try:
+        if path.is_dir() and pose_files(path) is None:
+            poses_below(path)
+    except SeveralScenes:
+        return True
+    except OSError:  # who opens it says so
+        return False
+    return False
 
 
 def _all_below(folder: Path) -> list[PoseFiles]:

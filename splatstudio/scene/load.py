@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from shlex import quote
 
 import numpy as np
@@ -14,6 +14,8 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
+from splatstudio.scene.archives import is_archive, unpacked
+from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_app
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
 from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
@@ -24,17 +26,35 @@ from splatstudio.scene.layout import (
     estimated_poses,
     is_video,
     pose_files,
+    posed_by,
     poses_below,
 )
-from splatstudio.scene.lens import Lens, cropped, pinhole
+from splatstudio.scene.lens import Face, Lens, cropped, faces
+from splatstudio.scene.metashape import read_metashape
 from splatstudio.scene.normalize import normalizing_transform
+from splatstudio.scene.opensfm import read_opensfm
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
+from splatstudio.scene.posed_frames import PosedFrames, capture_of
+from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.setting import typed_path
 
-KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
+KNOWN = (
+    "a COLMAP folder (sparse/0 and images), a transforms.json, Blender's transforms_train.json, or one of"
+    " OpenSfM, OpenDroneMap, Metashape (XML), RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
+)
+
+# Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
+READERS: Mapping[str, Callable[[Path], PosedFrames]] = {
+    "OpenSfM": read_opensfm,
+    "Polycam": read_polycam,
+    "Record3D": read_record3d,
+    "3D Scanner App": lambda file: read_scanner_app(file.parent),
+    "Metashape": read_metashape,
+    "RealityScan": read_realityscan,
+}
 
 # Who names one of them means its folder.
 FILES_OF_SCENES = [f"{part}.{kind}" for part in PARTS for kind in KINDS]
@@ -64,20 +84,25 @@ def load_scene(
 ) -> Scene:
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
 
-    Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read.
+    Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read. An
+    archive is unpacked beside it, once.
 
     `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
     `images_folder` names another folder of photographs, in the scene, or as seen from the working folder.
     Every `test_every`-th view by name is held out, 0: none; where `test_images` names some (each item may be
     several, by commas), just these. Of several models of COLMAP the one of the number `model` is read, -1:
     the one with most images. Raises ValueError with one sentence for everything that is wrong with the
-    files; nothing is written and no photograph is decoded.
+    files; nothing else is written and no photograph is decoded.
     """
     if not downscale >= 1:
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()
+    notes = ()
+    if is_archive(folder):
+        archive, folder = folder, unpacked(folder)
+        notes = (f"{archive} is unpacked: {folder} is opened",)
     if is_video(folder):
         folder = _poses_of_video(folder)
     images = None if images_folder is None else _photographs(folder, images_folder)
@@ -87,7 +112,7 @@ def load_scene(
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
-    return replace(scene, test_images=tuple(test_images))
+    return replace(scene, test_images=tuple(test_images), notes=(*notes, *scene.notes))
 
 
 def _poses_of_video(video: Path) -> Path:
@@ -133,6 +158,8 @@ def _read(path: Path, downscale: int, images: Path | None, model: int) -> Captur
             raise ValueError(f"{path} does not exist; give the folder of a scene: {KNOWN}")
         if path.name in FILES_OF_SCENES and path.is_file():
             path = path.parent
+        if path.is_file() and (named := posed_by(path)) is not None:
+            return _read_poses(named, downscale, images, model)
         if path.is_file() and path.suffix == ".json" and not path.stem.startswith("transforms_"):
             return read_transforms(path, images)
         if not path.is_dir():
@@ -185,6 +212,8 @@ def _read_poses(files: PoseFiles, downscale: int, images: Path | None, model: in
         )
     if files.format == "Blender":
         return read_blender(files.folder, images)
+    if files.file is not None:
+        return capture_of(files, READERS[files.format](files.file), images)
     return read_transforms(files.folder / "transforms.json", images)
 
 
@@ -226,10 +255,14 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     )
     viewmats = np.stack([shot.viewmat for shot in shots])
     up = np.array([0.0, 0.0, 1.0]) if capture.upright else None
-    transform = normalizing_transform(viewmats, points, left_turned, up=up)
+    if capture.frame is None:
+        transform = normalizing_transform(viewmats, points, left_turned, up=up)
+    else:
+        transform = capture.frame.matrix
     views = tuple(
-        _view(shot, lens, orientation, _target_size(shot, lens, downscale), transform)
+        _view(shot, lens, orientation, face, _target_size(shot, lens, face.lens, downscale), transform)
         for shot, (lens, orientation) in zip(shots, measured, strict=True)
+        for face in faces(lens)
     )
     scene = Scene(
         path=folder,
@@ -242,6 +275,7 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         test_every=test_every,
         notes=tuple(notes),
         test_names=capture.test_names,
+        in_order=() if capture.frame is None else capture.frame.names,
         downscale=downscale,
         unposed=capture.unposed,
         model_folder=capture.model_folder,
@@ -268,11 +302,11 @@ def _refuse_irregular_masks(shots: list[CapturedPhoto]) -> None:
 
 def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) -> list[str]:
     """Return notes on the lenses; raises ValueError, naming the photograph, for one that cannot be undone."""
-    resampled = num_cropped = 0
+    resampled = num_cropped = num_cut = 0
     for shot, lens in zip(shots, lenses, strict=True):
         try:
-            pinhole(lens)
-            num_cropped += cropped(lens)
+            num_cut += len(faces(lens)) > 1
+            num_cropped += len(faces(lens)) == 1 and cropped(lens)
         except ValueError as error:
             raise ValueError(f"the photograph {shot.image_path} cannot be used: {error}") from error
         stated = shot.lens or lens
@@ -282,6 +316,10 @@ def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) 
         notes.append(
             f"{resampled} photographs are not of the size that their cameras state; the intrinsics "
             "were scaled"
+        )
+    if num_cut:
+        notes.append(
+            f"{num_cut} photographs show more than 150 degrees: each is cut into views of a pinhole camera"
         )
     if num_cropped:
         notes.append(f"{num_cropped} photographs show more than 130 degrees or bend too much and are cropped")
@@ -315,9 +353,9 @@ def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int
     )
 
 
-def _target_size(shot: CapturedPhoto, lens: Lens, downscale: int) -> tuple[int, int]:
+def _target_size(shot: CapturedPhoto, lens: Lens, plain: Lens, downscale: int) -> tuple[int, int]:
     """Return the size to deliver: the picture's over `downscale`, less what a smaller file has done of it."""
-    plain, stated = pinhole(lens), shot.lens or lens
+    stated = shot.lens or lens
     # The part of `downscale` that a smaller file (images_4) has already done.
     done = stated.width / lens.width
     factor = max(1.0, downscale / done) if done > 1 else float(downscale)
@@ -325,15 +363,24 @@ def _target_size(shot: CapturedPhoto, lens: Lens, downscale: int) -> tuple[int, 
 
 
 def _view(
-    shot: CapturedPhoto, lens: Lens, orientation: int, size: tuple[int, int], transform: np.ndarray
+    shot: CapturedPhoto,
+    lens: Lens,
+    orientation: int,
+    face: Face,
+    size: tuple[int, int],
+    transform: np.ndarray,
 ) -> View:
-    plain = pinhole(lens)
-    camera = Camera(shot.viewmat, plain.K, plain.width, plain.height)
+    plain, turn = face.lens, np.eye(4)
+    turn[:3, :3] = face.turn
+    camera = Camera(turn @ shot.viewmat, plain.K, plain.width, plain.height)
+    path = PurePosixPath(shot.name)
     return View(
-        name=shot.name,
+        name=str(path.with_name(f"{path.stem}_{face.name}{path.suffix}")) if face.name else shot.name,
         camera=camera.resized(*size).transformed(transform),
         image_path=shot.image_path,
         lens=lens,
         mask_path=shot.mask_path,
         orientation=orientation,
+        face=face.name,
+        photograph=shot.name if face.name else "",
     )

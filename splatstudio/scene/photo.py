@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
@@ -15,10 +16,11 @@ from PIL import Image, UnidentifiedImageError
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
-from splatstudio.scene.lens import undistortion_maps
+from splatstudio.scene.lens import faces, undistortion_maps
 
 LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
 PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
+NEWER_SUFFIXES = (".avif", ".jp2", ".j2k")
 EXIF_ORIENTATION = 0x0112
 EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 
@@ -35,6 +37,9 @@ class Photo:
     def num_bytes(self) -> int:
         """Return the memory its arrays take."""
         return sum(a.nbytes for a in (self.rgb, self.mask, self.alpha) if a is not None)
+
+
+PNG = b"\x89PNG\r\n\x1a\n"  # how one begins; blocks with their lengths follow
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,13 @@ def read_photo(view: View) -> Photo:
     # transparent pixels bleeds into the edge.
     image = rgb if alpha is None else _premultiplied(rgb, alpha)
     if view.lens.distorted:
-        map_x, map_y, inside = undistortion_maps(view.lens)
-        image = cv2.remap(image, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        face = next(face for face in faces(view.lens) if face.name == view.face)
+        map_x, map_y, inside = undistortion_maps(face, view.lens)
+        border = cv2.BORDER_WRAP if view.lens.kind == "equirectangular" else cv2.BORDER_REPLICATE
+        image = cv2.remap(image, map_x, map_y, cv2.INTER_LINEAR, borderMode=border)
         if mask is not None:
-            shown = cv2.remap(
-                mask.astype(np.uint8) * 255, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
-            )
-            mask = shown == 255
+            whole = mask.astype(np.uint8) * 255
+            mask = cv2.remap(whole, map_x, map_y, cv2.INTER_LINEAR, borderMode=border) == 255
         if inside is not None:
             mask = inside if mask is None else mask & inside
     size = (view.camera.width, view.camera.height)
@@ -134,6 +139,8 @@ def decode(path: Path) -> np.ndarray:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
     except cv2.error:
         pixels = None
+    if pixels is None and path.suffix.lower() in NEWER_SUFFIXES:
+        pixels = _decoded_by_pillow(data)
     if pixels is None:
         raise ValueError(f"the photograph {path} cannot be decoded: the file is damaged; replace it")
     if pixels.dtype == np.uint16:
@@ -147,6 +154,16 @@ def decode(path: Path) -> np.ndarray:
     if pixels.shape[2] == 2:
         return pixels[..., [0, 0, 0, 1]]
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
+
+
+def _decoded_by_pillow(data: bytes) -> np.ndarray | None:
+    """Return the pixels in OpenCV's order of channels, of a kind that not every OpenCV decodes; or None."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = np.asarray(image.convert("RGBA" if image.has_transparency_data else "RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+    return cv2.cvtColor(pixels, cv2.COLOR_RGBA2BGRA if pixels.shape[2] == 4 else cv2.COLOR_RGB2BGR)
 
 
 def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarray:
@@ -204,7 +221,14 @@ def is_cut_off(data: bytes) -> bool:
     if data.startswith(b"\xff\xd8"):
         # Marker bytes cannot occur inside the scan, and a thumbnail's end comes before the last scan starts.
         return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
-    return data.startswith(b"\x89PNG") and b"IEND" not in data[-4096:]
+    place = len(PNG) if data.startswith(PNG) else len(data)
+    while place < len(data):
+        # A length that leads out of the file has OpenCV ask for as much memory, a gigabyte perhaps.
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        place += 12 + length
+        if kind == b"IEND":
+            return place > len(data)
+    return data.startswith(PNG)
 
 
 def _channels(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.inputs import read_input
+from splatstudio.operating_system import put_in_place
 from splatstudio.scene.capture import View
 
 VERSION = 1  # part of every key: raise it when undistortion changes
@@ -39,6 +40,7 @@ def key(view: View) -> str | None:
     It depends on the files' paths, sizes and times, on the lens, the orientation and the size delivered.
     """
     parts: list[object] = [VERSION, view.lens, view.orientation, view.camera.width, view.camera.height]
+    parts += [view.face] if view.face else []
     try:
         for path in (view.image_path, view.mask_path):
             if path is not None:
@@ -91,7 +93,7 @@ def store(name: str, rgb: np.ndarray, mask: np.ndarray | None, alpha: np.ndarray
             temporary = file.name
             file.write(head)
             file.write(body)
-        os.replace(temporary, path)
+        put_in_place(Path(temporary), path)
     except OSError:
         # The cache only saves time; the picture itself is already in hand.
         if temporary is not None:

@@ -20,9 +20,9 @@ class Scene:
     `views` are sorted by name. `points` [P, 3] float32 and `colors` [P, 3] uint8 are the sparse points (P
     may be 0). `transform` [4, 4] float64 is the similarity that brought the files' world to this frame: z
     up, the cameras' common point of attention at the origin, the farthest camera at distance 1 from the
-    cameras' mean. `extent` is the radius of the cameras around their mean, the unit of learning rates and
-    of size rules: 1, or where the cameras stand at one point, the median distance of the points (also
-    scaled to 1).
+    cameras' mean (of those that were there first, where some have joined). `extent` is the radius of the
+    cameras around their mean, the unit of learning rates and of size rules: 1, or where the cameras stand
+    at one point, the median distance of the points (also scaled to 1).
     """
 
     path: Path
@@ -36,6 +36,7 @@ class Scene:
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
     test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
     test_images: tuple[str, ...] = ()  # as the user named them
+    in_order: tuple[str, ...] = ()  # the photographs as they came, where some have joined later
     downscale: int = 1  # by what the photographs' sides are divided
     unposed: tuple[str, ...] = ()  # photographs that lie there, have no pose and are not used
     model_folder: Path | None = None  # COLMAP's model, where it is a scene of COLMAP's
@@ -47,15 +48,27 @@ class Scene:
         return tuple(view.camera for view in self.views)
 
     @cached_property
+    def photographs(self) -> dict[str, tuple[int, ...]]:
+        """Return the views of each photograph by its name: one, but for those that are cut into several."""
+        groups: dict[str, tuple[int, ...]] = {}
+        for index, view in enumerate(self.views):
+            groups[view.whole] = (*groups.get(view.whole, ()), index)
+        return groups
+
+    @cached_property
     def test_indices(self) -> tuple[int, ...]:
         """Return the views held out: those that are named, else every `test_every`-th from the first on.
 
-        Empty when nothing would be left to train on.
+        Empty when nothing would be left to train on. All parts of a photograph share its lot.
         """
+        # Those that have joined come behind, so that no photograph of the test is trained on.
+        joined = sorted(set(self.photographs) - set(self.in_order))
+        names = [*self.in_order, *joined] if self.in_order else list(self.photographs)
         if self.test_names is not None:
-            chosen = [i for i, view in enumerate(self.views) if view.name in self.test_names]
+            held_out = self.test_names
         else:
-            chosen = list(range(0, len(self.views), self.test_every)) if self.test_every > 0 else []
+            held_out = set(names[:: self.test_every]) if self.test_every > 0 else set()
+        chosen = [i for i, view in enumerate(self.views) if view.whole in held_out]
         return tuple(chosen) if len(chosen) < len(self.views) else ()
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +19,18 @@ from splatstudio.scene.capture import (
     ImageFolder,
     find_mask,
     missing_note,
-    read_file,
+    read_json,
     rigid,
     unposed_note,
 )
-from splatstudio.scene.colmap_model import MAX_SIDE
+from splatstudio.scene.colmap_model import MAX_SIDE, panorama
 from splatstudio.scene.layout import NoPhotographs
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import picture_header
 from splatstudio.scene.point_ply import read_point_ply
 
 PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
+PANORAMA = "EQUIRECTANGULAR"
 FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
 ROTATION_TOLERANCE = 0.02  # of the matrix's scale; poses are printed with few digits by some programs
 
@@ -73,15 +73,7 @@ class Record:
 
 def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the file's own values and its frames; ValueError when it is no JSON or has no frames."""
-    data = read_file(path, "the file")
-    try:
-        top = json.loads(data.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} is not valid JSON: {error.msg} at line {error.lineno}; repair the file or make it again"
-        ) from error
-    except (ValueError, RecursionError) as error:  # bytes that are no text, endless numbers or brackets
-        raise ValueError(f"{path} is not valid JSON: it is no text in UTF-8 or nested without end") from error
+    top = read_json(path)
     frames = top.get("frames") if isinstance(top, dict) else None
     if not isinstance(frames, list) or not frames:
         raise ValueError(
@@ -140,6 +132,9 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
     when neither a focal length nor an angle is told, or a value is impossible.
     """
     fisheye = _is_fisheye(record)
+    if _model_of(record) == PANORAMA:
+        header = picture_header(picture)
+        return panorama(header.width, header.height)
     width, height = record.number("w"), record.number("h")
     fx, fy = record.number("fl_x"), record.number("fl_y")
     angle_x, angle_y = record.number("camera_angle_x"), record.number("camera_angle_y")
@@ -191,10 +186,11 @@ def _is_fisheye(record: Record) -> bool:
     model = _model_of(record)
     if model in FISHEYE_MODELS:
         return True
-    if model not in PINHOLE_MODELS:
+    if model not in (*PINHOLE_MODELS, PANORAMA):
+        known = ", ".join((*PINHOLE_MODELS, *FISHEYE_MODELS, PANORAMA))
         raise ValueError(
-            f"{record.where} has the camera_model {model!r}, which is not supported "
-            f"({', '.join(PINHOLE_MODELS + FISHEYE_MODELS)} are); undistort the images to a pinhole first"
+            f"{record.where} has the camera_model {model!r}, which is not supported ({known} are);"
+            " undistort the images to a pinhole first"
         )
     return False
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from splatstudio.formats.ply import holds_points_alone
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
-from splatstudio.models.model import load_model
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.model import Model, load_model, splats_of_points
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+from splatstudio.training.init_fit import similarity_between
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +27,8 @@ MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
 # its size from a splat; where the models were turned, scaled or in another frame, beyond 0.11.
 TOO_FAR = 0.08
 MOST_SPLATS, MOST_POINTS = 200_000, 2000  # of which that is measured
+FEWEST_TO_FIT = 30
+SEEN_OPACITY = 0.1
 ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
 
 
@@ -55,16 +61,23 @@ def first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generato
 def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
     """Return the model `config.init` in the scene's frame, with the coefficients of `config.sh_degree`.
 
-    A file of Gaussians is taken to lie in the coordinates of the scene's files; a checkpoint knows its own.
-    Coefficients of higher degrees are dropped, missing ones are zero.
-    Raises ValueError for a path without a model, a damaged one, or a model that no camera of the scene sees.
+    A file of Gaussians, or of points, is taken to lie in the coordinates of the scene's files; a checkpoint
+    knows its own. Where `config.init_fit` asks for it, it is brought to the scene's points first.
+    Coefficients of higher degrees are dropped, missing ones are zero. Raises ValueError for a path without a
+    model, a damaged one, a model that no camera of the scene sees, and one that cannot be brought to its
+    points.
     """
-    model = load_model(config.init)
+    if holds_points_alone(file := Path(config.init)):
+        model = Model(splats_of_points(file, config.init_scale, config.init_opacity))
+    else:
+        model = load_model(config.init)
     if model.part is not None:
         log.warning("the training starts from a part: %s", model.part)
     for note in model.notes:
         log.warning("%s", note)
     gaussians = model.in_frame_of(scene).gaussians.detach()
+    if config.init_fit:
+        gaussians = _fitted(gaussians, scene, config.init)
     if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
         raise ValueError(
             f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"
@@ -79,8 +92,17 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     `gaussians` is what it has become in the scene's frame, or one rank's share. Each of the scene's sparse
     points should have a splat near it; of a scene without points nothing is known.
     """
-    if not config.init or len(scene.points) < 2 or len(gaussians) < 2:
+    if not config.init or len(scene.points) < 2 or len(gaussians) < 2 or _lies_at_points(gaussians, scene):
         return None
+    return (
+        f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
+        " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
+        " the same; --init-fit brings them there."
+    )
+
+
+def _lies_at_points(gaussians: Gaussians, scene: Scene) -> bool:
+    """Return whether most of the scene's points have a splat near them, as far as there are enough splats."""
     means = gaussians.means.detach().cpu().numpy()
     means = means[:: math.ceil(len(means) / MOST_SPLATS)]
     points = scene.points[:: math.ceil(len(scene.points) / MOST_POINTS)]
@@ -91,13 +113,26 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     spacing = float(np.median(tree.query(means[:: math.ceil(len(means) / MOST_POINTS)], k=2)[0][:, 1]))
     size = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
     # Where there are few splats, all is far from one.
-    if not (distance > TOO_FAR * size and distance > 2 * spacing):
-        return None
-    return (
-        f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
-        " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
-        " the same."
-    )
+    return distance <= TOO_FAR * size or distance <= 2 * spacing
+
+
+def _fitted(gaussians: Gaussians, scene: Scene, name: str) -> Gaussians:
+    """Return the splats turned, scaled and shifted to the scene's points; ValueError where none fit."""
+    if len(scene.points) < FEWEST_TO_FIT or len(gaussians) < FEWEST_TO_FIT:
+        raise ValueError(
+            f"{name} cannot be fitted to {scene.path}: one has fewer than {FEWEST_TO_FIT} points or splats;"
+            " omit --init-fit, and name a model in the coordinates of the scene's files"
+        )
+    seen = gaussians.means[gaussians.opacities.sigmoid() > SEEN_OPACITY]
+    means = (seen if len(seen) >= FEWEST_TO_FIT else gaussians.means).double().cpu().numpy()
+    fitted = transformed(gaussians, similarity_between(means, scene.points.astype(np.float64)))
+    if not _lies_at_points(fitted, scene):
+        raise ValueError(
+            f"{name} cannot be fitted to the points of {scene.path}: it seems to be of another scene; omit"
+            " --init-fit, or name another model"
+        )
+    log.warning("the splats of %s were turned, scaled and shifted to the points of the scene", name)
+    return fitted
 
 
 def with_sh_degree(gaussians: Gaussians, sh_degree: int) -> Gaussians:

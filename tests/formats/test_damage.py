@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from file_damage import CHANGES, Change, damaged
 from format_models import (
     EXTENSION,
     KINDS,
@@ -332,48 +333,6 @@ def test_spz_is_a_plain_gzip_stream_however_many_blocks_it_has(
     write_gaussians(path, model(3000))
     assert gzip.decompress(path.read_bytes()) == whole
     assert len(read_splats(path)) == 3000
-
-
-EXTREMES = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**64 - 1]
-PLACE = st.floats(0.0, 1.0, exclude_max=True)  # of the file's length
-CHANGES = st.one_of(
-    st.tuples(st.just("cut"), PLACE, st.just(0)),
-    st.tuples(st.just("byte"), PLACE, st.integers(0, 255)),
-    st.tuples(st.just("bit"), PLACE, st.integers(0, 7)),
-    st.tuples(st.just("word"), PLACE, st.sampled_from(EXTREMES)),
-    st.tuples(st.just("long"), PLACE, st.sampled_from(EXTREMES)),
-    st.tuples(st.just("insert"), PLACE, st.integers(0, 255)),
-    st.tuples(st.just("leave out"), PLACE, st.integers(1, 64)),
-    st.tuples(st.just("twice"), PLACE, st.integers(1, 64)),
-    st.tuples(st.just("digit"), PLACE, st.integers(0, 9)),
-)
-Change = tuple[str, float, int]
-
-
-def damaged(content: bytes, change: Change) -> bytes:
-    """Return a file with one change, most often where a number or a structure is."""
-    kind, place, value = change
-    # The structure is at the ends: half of all places are in the first and last hundred bytes.
-    spots = [*range(min(100, len(content))), *range(max(0, len(content) - 100), len(content))]
-    at = spots[int(place * 2 * len(spots))] if place < 0.5 else int((place - 0.5) * 2 * len(content))
-    if kind == "cut":
-        return content[:at]
-    if kind == "insert":
-        return content[:at] + bytes([value]) + content[at:]
-    if kind == "leave out":
-        return content[:at] + content[at + value :]
-    if kind == "twice":
-        return content[: at + value] + content[at:]
-    if kind == "digit":
-        digits = [i for i, byte in enumerate(content[:2000]) if chr(byte).isdigit()]
-        at = digits[int(place * len(digits))] if digits else at
-        return content[:at] + str(value).encode() + content[at + 1 :]
-    if kind in ("word", "long"):
-        size = 4 if kind == "word" else 8
-        number = (value % 2 ** (8 * size)).to_bytes(size, "little")
-        return (content[:at] + number + content[at + size :])[: max(len(content), at + size)]
-    byte = content[at] ^ (1 << value) if kind == "bit" else value
-    return content[:at] + bytes([byte]) + content[at + 1 :]
 
 
 @pytest.fixture(scope="module")

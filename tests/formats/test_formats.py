@@ -161,11 +161,13 @@ def test_the_validator_of_gltf_objects_to_nothing_but_not_knowing_the_extension(
     content = (tmp_path / "a.glb").read_bytes()
     issues = read_by_others(gltf_readers, tmp_path / "a.glb")["issues"]
     names = {issue["pointer"].rpartition("/")[2] for issue in issues}
-    assert "0" in names and len(names) == 1 + 3 + 4
+    harmonics = [f"SH_DEGREE_{degree}_COEF_{n}" for degree in (0, 1) for n in range(2 * degree + 1)]
+    unknown = [f"{EXTENSION}:{name}" for name in ("ROTATION", "SCALE", "OPACITY", *harmonics)]
+    assert names == {"0", *unknown} and len(issues) == len(names)  # "0": the extension itself
     for issue in issues:
-        unknown = issue["code"] == "UNSUPPORTED_EXTENSION" and issue["pointer"] == "/extensionsUsed/0"
+        whole = issue["code"] == "UNSUPPORTED_EXTENSION" and issue["pointer"] == "/extensionsUsed/0"
         prefixed = f"/attributes/{EXTENSION}:" in issue["pointer"]
-        assert unknown or (issue["code"] == "MESH_PRIMITIVE_INVALID_ATTRIBUTE" and prefixed), issue
+        assert whole or (issue["code"] == "MESH_PRIMITIVE_INVALID_ATTRIBUTE" and prefixed), issue
     # It does look: bounds that are not those of the values are found.
     at = content.index(b'"min":[-') + len(b'"min":[-')
     assert content[at : at + 1] != b"1"
@@ -210,7 +212,7 @@ def test_gsplat_takes_a_checkpoint_of_ours(
         assert_kept(theirs, gaussians, precision)
 
 
-# Between two readers of one file only rounding differs; .splat's bytes of rotation are centerd differently.
+# Between two readers of one file only rounding differs; .splat's bytes of rotation are centered differently.
 SAME = Precision(means=1e-5, rotation=1e-5, scale=1e-4, opacity=1e-5, color=1e-5, sh=1e-5)
 SAME_SPLAT = Precision(means=1e-5, rotation=0.03, scale=1e-4, opacity=0.001, color=1e-5, sh=1e-5)
 
@@ -278,3 +280,10 @@ def test_other_formats_leave_out_what_is_not_finite_too(tmp_path: Path, name: st
     assert len(whole) == 7 and whole.notes[0].startswith(f"2 of the 9 splats in {path}")
     shown = load_model(path)
     assert shown.notes == whole.notes and len(shown) == 7
+
+
+@pytest.mark.parametrize("ending", [form.endings[0] for form in FORMATS if form.read])
+def test_an_empty_file_is_told_as_that(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"a{ending}").touch()
+    with pytest.raises(ValueError, match="is empty: copy or download it again"):
+        read_splats(tmp_path / f"a{ending}")

@@ -165,7 +165,9 @@ def test_splats_with_a_value_that_is_not_finite_are_left_out(
     kept[[12_345, 3]] = False
     assert_equal(file.gaussians, gaussians[kept])
     told = "have values that are not finite and are left out"
-    assert file.notes == (f"2 of the 20,000 splats in {tmp_path / 'a.ply'} {told}",)
+    assert (
+        file.notes == (f"2 of the 20,000 splats in {tmp_path / 'a.ply'} {told}",) and file.num_left_out == 2
+    )
     columns[name][:10_001] = value
     write_other(tmp_path / "a.ply", columns, byte_order=byte_order)
     with pytest.raises(ValueError, match=f"is damaged: '{name}' of record 0 is {value}"):

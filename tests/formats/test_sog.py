@@ -8,6 +8,7 @@ import re
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from format_models import assert_kept, converted, model, precision_of, spz_of
+from models_of_programs import write_sog_1
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 from PIL import Image
 
@@ -163,7 +165,7 @@ def image(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (meta_with("version", value=3), "another version than 2"),
+        (meta_with("version", value=3), "another version than 1 and 2"),
         (meta_with("count", value=0), "'count' .* must be a whole number"),
         (meta_with("count", value=True), "'count' .* must be a whole number"),
         (meta_with("count", value=1e3), "'count' .* must be a whole number"),
@@ -230,3 +232,41 @@ def test_equal_splats_need_next_to_no_bytes(tmp_path: Path, name: str) -> None:
     assert len(back) == num
     for tensor in back.tensors().values():
         assert torch.equal(tensor, tensor[:1].expand_as(tensor))
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_version_1_is_read(tmp_path: Path, degree: int) -> None:
+    expected = model(300, degree)
+    write_sog_1(tmp_path / "a.sog", expected)
+    read = read_splats(tmp_path / "a.sog")
+    assert read.sh_degree == degree
+    spread = max(
+        float(part.max() - part.min()) for part in (expected.scales, expected.sh0, expected.opacities)
+    )
+    precision = precision_of(".sog", expected)
+    half = 0.51 * spread / 255
+    own = replace(precision, scale=half, color=half, opacity=half, sh=0.51 * 2 / 255)
+    assert_kept(read.gaussians, expected, own)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (meta_with("means", "shape", value=None), "'count' .* must be a whole number"),
+        (meta_with("sh0", "mins", value=[0.0, 1.0, 2.0]), "'mins' .* must be 4 numbers"),
+        (meta_with("scales", "maxs", value=None), "'maxs' .* must be 3 numbers"),
+        (meta_with("shN", "shape", value=[300, 10]), "is not that of spherical harmonics"),
+        (meta_with("shN", "mins", value=[0.0]), "'mins' .* must be 1 numbers"),
+    ],
+)
+def test_version_1_that_lies(tmp_path: Path, change: Change, message: str) -> None:
+    path = tmp_path / "a.sog"
+    write_sog_1(path, model(300, 1))
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    change(entries)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match=message):
+        read_splats(path)

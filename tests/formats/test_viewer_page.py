@@ -131,7 +131,7 @@ def test_the_command_writes_a_page(tmp_path: Path, command: CommandLine) -> None
     write_ply(tmp_path / "a.ply", model(50))
     code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
     assert code == 0 and "50 splats written to" in printed and "as Web page" in printed
-    assert "no view-dependent color" in printed
+    assert "drops view-dependent color" in printed
     assert "GaussianSplatsMessage" in recorded(tmp_path / "a.html")
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from command_line import CommandLine
-from format_models import model
-from scene_builder import tiny_scene, write_colmap
+from format_models import close, model
+from models_of_programs import write_nerfstudio
+from scene_builder import tiny_scene, write_colmap, write_transforms
 
 from splatstudio.formats import FileExtras, write_gaussians
 from splatstudio.gui.state.project import open_project
@@ -70,6 +75,8 @@ OUTPUTS = {
     "gsplat": (gsplat, "", "ckpts/ckpt_29999_rank0.pt"),
     "gsplat's checkpoints": (gsplat, "ckpts", "ckpt_29999_rank0.pt"),
     "gsplat's plys": (plys_of_gsplat, "", "ply/point_cloud_29999.ply"),
+    "nerfstudio": (write_nerfstudio, "", "nerfstudio_models/step-000002000.ckpt"),
+    "nerfstudio's checkpoints": (write_nerfstudio, "nerfstudio_models", "step-000002000.ckpt"),
     "unpacked SOG": (unpacked, "", "meta.json"),
 }
 
@@ -82,7 +89,7 @@ def test_the_newest_model_is_opened(tmp_path: Path, kind: str, command: CommandL
     assert len(loaded) == (5 if "7000" in below else 9) and str(folder / file) in loaded.notes[0].replace(
         f"SOG in {folder}", str(folder / file)
     )
-    assert "beside that of" not in loaded.notes[0] or loaded.notes[0].endswith(("7000", "6999"))
+    assert "beside that of" not in loaded.notes[0] or loaded.notes[0].endswith(("7000", "6999", "1000"))
     code, told = command("info", folder)
     assert code == 0 and f"{len(loaded)} splats" in told and " is opened" in told
     project = open_project(folder, TrainConfig(), None)
@@ -90,6 +97,60 @@ def test_the_newest_model_is_opened(tmp_path: Path, kind: str, command: CommandL
     assert project.notes[0].endswith(".") and " is opened" in project.notes[0]
     code, told = command("export", folder, "-o", tmp_path / "out.ply")
     assert code == 0 and (tmp_path / "out.ply").exists()
+
+
+def test_a_model_of_nerfstudio_lies_in_the_coordinates_of_its_scene(tmp_path: Path, scene: Path) -> None:
+    loaded = load_model(write_nerfstudio(tmp_path / "output", scene))
+    origin = origin_of(tmp_path / "output")
+    assert origin is not None and origin.scene_path == scene
+    trained = model(9, 1)
+    expected = (trained.means / 0.5 - torch.tensor([1.0, 2.0, 3.0])) @ torch.tensor(
+        [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    )
+    in_files = loaded.in_frame(np.eye(4)).gaussians
+    close(in_files.means, expected, 1e-5)
+    close(in_files.scales, trained.scales + math.log(2), 1e-5)
+    # Where its transforms.json says what was applied to COLMAP's world, the model is told of from there on.
+    applied = [[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0]]
+    write_transforms(scene, tiny_scene())
+    top = json.loads((scene / "transforms.json").read_text())
+    (scene / "transforms.json").write_text(json.dumps(top | {"applied_transform": applied}))
+    shutil.rmtree(scene / "sparse")
+    turned = load_model(tmp_path / "output").in_frame(np.eye(4)).gaussians
+    close(turned.means, expected @ torch.tensor(applied)[:, :3].T.float(), 1e-5)
+
+
+def test_a_model_of_nerfstudio_without_view_dependent_color_keeps_its_colors(tmp_path: Path) -> None:
+    loaded = load_model(write_nerfstudio(tmp_path / "output", flat=True)).gaussians
+    close(loaded.sh0, model(9, 0).sh0.clamp(-1, 1), 1e-5)
+
+
+def test_what_nerfstudio_left_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    folder = write_nerfstudio(tmp_path / "output", rows=[[0, 0, 0, 1]] * 3)
+    with pytest.raises(ValueError, match=r"does not tell how the model lies .* no rotation .* copy it again"):
+        load_model(folder)
+    other = tmp_path / "step-000000001.ckpt"
+    torch.save({"step": 1, "pipeline": {"_model.field.weight": torch.ones(3)}}, other)
+    with pytest.raises(ValueError, match="not of its splatfacto: it has no splats"):
+        load_model(other)
+
+
+def test_a_model_with_splats_to_leave_out_is_refused_where_strict_is_asked_for(
+    tmp_path: Path, command: CommandLine
+) -> None:
+    made = model(9, 1)
+    write_gaussians(tmp_path / "a.splat", made)
+    content = bytearray((tmp_path / "a.splat").read_bytes())
+    content[:4] = np.float32("nan").tobytes()
+    (tmp_path / "a.splat").write_bytes(content)
+    assert len(load_model(tmp_path / "a.splat")) == 8
+    for arguments in (
+        ("info", tmp_path / "a.splat"),
+        ("export", tmp_path / "a.splat", "-o", tmp_path / "b.ply"),
+    ):
+        code, told = command(*arguments, "--strict")
+        assert code != 0 and "is refused: 1 of its splats have a value that is not finite" in told
+    assert not (tmp_path / "b.ply").exists()
 
 
 def test_a_meta_json_is_opened_by_its_name(tmp_path: Path) -> None:

@@ -201,10 +201,6 @@ BROKEN = {
         lambda f: colmap_patched(f, "points3D.bin", 8 + 43, struct.pack("<Q", 2**63)),
         ["points3D.bin", "point 1 of 4"],
     ),
-    "unsupported camera model": (
-        lambda f: colmap_patched(f, "cameras.bin", 12, struct.pack("<i", 6)),
-        ["cameras.bin", "camera 1", "FULL_OPENCV", "image_undistorter"],
-    ),
     "unknown camera model": (
         lambda f: colmap_patched(f, "cameras.bin", 12, struct.pack("<i", 77)),
         ["cameras.bin", "camera 1", "number 77"],
@@ -323,9 +319,9 @@ BROKEN = {
         lambda f: json_with(f, frame={"transform_matrix": (np.eye(4) + np.eye(4, k=1) * 0.5).tolist()}),
         ["frame 2", "shears"],
     ),
-    "camera model of a panorama": (
-        lambda f: json_with(f, camera_model="EQUIRECTANGULAR"),
-        ["EQUIRECTANGULAR", "not supported"],
+    "camera model that is unknown": (
+        lambda f: json_with(f, camera_model="ORTHOPHOTO"),
+        ["ORTHOPHOTO", "not supported"],
     ),
     "no frame's file exists": (
         lambda f: json_text(f, json.dumps(transforms(renamed(TINY), "photos"))),

@@ -114,7 +114,7 @@ def test_cameras_at_one_point_looking_outward():
     np.testing.assert_allclose(np.median(inside), 1, atol=1e-6)
 
 
-def test_ring_of_cameras_looking_outward_is_centerd_on_the_ring():
+def test_ring_of_cameras_looking_outward_is_centered_on_the_ring():
     angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
     out = np.stack([np.cos(angles), np.sin(angles), np.zeros(8)], axis=1)
     viewmats = np.stack([look_at(2 * p, 3 * p, np.array([0.0, 0, 1])) for p in out])

@@ -17,7 +17,7 @@ from splatstudio.scene import photo_cache
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.lens import Lens, distort, pinhole, undistort
 from splatstudio.scene.load import load_scene
-from splatstudio.scene.photo import PictureHeader, oriented, picture_header
+from splatstudio.scene.photo import PictureHeader, decode, oriented, picture_header
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +317,20 @@ def test_jpeg_with_a_thumbnail_is_whole(tmp_path):
         load_scene(tmp_path).photo(0)
 
 
+def test_a_png_with_a_length_that_leads_out_of_it_is_cut_off(tmp_path):
+    """OpenCV takes as much memory as such a length says before it looks: a gigabyte for a kilobyte."""
+    write_colmap(tmp_path, tiny_scene(1))
+    path = tmp_path / "images/view_000.png"
+    whole = path.read_bytes()
+    at = whole.index(b"IDAT") - 4
+    for place, length in ((at, 2**30), (len(whole) - 12, 2**30), (at, 2**32 - 1), (8, 2**31)):
+        path.write_bytes(whole[:place] + length.to_bytes(4, "big") + whole[place + 4 :])
+        with pytest.raises(ValueError, match="is cut off"):
+            decode(path)
+    path.write_bytes(whole + b"what other programs add" * 1000)
+    assert decode(path).shape == (32, 48, 3)
+
+
 def test_loader_decodes_each_photograph_once_and_in_threads(tmp_path, monkeypatch):
     scene = load_scene(write_colmap(tmp_path, tiny_scene(6)))
     calls: list[tuple[int, str]] = []
@@ -400,3 +414,20 @@ def test_a_picture_that_is_too_large_is_told_with_the_limit(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # put back afterwards
     monkeypatch.setenv("SPLATSTUDIO_MAX_MEGAPIXELS", "1000")
     assert picture_header(path) == PictureHeader(30_000, 30_000)
+
+
+@pytest.mark.parametrize("ending", [".avif", ".jp2"])
+@pytest.mark.parametrize("by_pillow", [False, True])
+def test_newer_picture_files_are_read(tmp_path, monkeypatch, ending, by_pillow):
+    write_colmap(tmp_path, tiny_scene(1))
+    rgb = cv2.GaussianBlur(picture(tiny_scene(1), 0)[..., :3], (5, 5), 2)
+    (tmp_path / "images/view_000.png").unlink()
+    lossless = {"quality": 100, "subsampling": "4:4:4"} if ending == ".avif" else {}
+    Image.fromarray(rgb).save(tmp_path / f"images/view_000{ending}", **lossless)
+    if by_pillow:  # as where OpenCV was built without it
+        monkeypatch.setattr(cv2, "imdecode", lambda *_: None)
+    shown = load_scene(tmp_path).photo(0).rgb
+    assert np.abs(shown.astype(int) - rgb).max() < 8
+    (tmp_path / f"images/view_000{ending}").write_bytes(b"no picture at all")
+    with pytest.raises(ValueError, match="it is no picture or is damaged"):
+        load_scene(tmp_path)

@@ -20,6 +20,11 @@ MODEL_IDS = {
     "RADIAL": 3,
     "OPENCV": 4,
     "OPENCV_FISHEYE": 5,
+    "FULL_OPENCV": 6,
+    "FOV": 7,
+    "THIN_PRISM_FISHEYE": 10,
+    "DIVISION": 13,
+    "EUCM": 16,
 }
 
 

@@ -24,7 +24,6 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.scene_overlay import PathStore
 from splatstudio.models.model import Model
 from splatstudio.models.video import write_frames
-from splatstudio.runtime.headless_controller import keep_token
 from splatstudio.runtime.messages import Export
 from splatstudio.runtime.process_setup import log_of, redirect_output
 from splatstudio.runtime.sentences import error_sentence
@@ -61,7 +60,6 @@ def write_all(run: Path, scene: Scene) -> None:
         train,
         store_path,
         lambda: Run.open(run).with_images("elsewhere"),
-        lambda: keep_token(run, "a" * 16),
         lambda: redirect_output(log_of(run)),
         lambda: save_checkpoint(run, example(4)),
         lambda: remove_checkpoint(run / "ckpts" / "step_00000004"),
@@ -100,8 +98,8 @@ def test_no_file_of_a_run_is_written_through_a_link(
     write_all(honest, blob_scene)
     names = {str(path.relative_to(honest)) for path in honest.rglob("*")}
     written = {"metrics.jsonl", "logs/worker.log", "ckpts", "eval/step_00000002.json", "exports/a.ply"}
-    written |= {"renders/orbit.mp4", "renders/frames/00000.png", "camera_paths/orbit.json", "attach.json"}
-    assert written <= names | {"attach.json"}, names
+    written |= {"renders/orbit.mp4", "renders/frames/00000.png", "camera_paths/orbit.json"}
+    assert written <= names, names
     partials = [partial_path(Path(name)).as_posix() for name in ("exports/a.ply", "renders/orbit.mp4")]
     linked = {*names, *OTHER_NAMES, *partials} - {"run.json"}
     # What stands in the way of a training hides what else it writes: that is tried by itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import shutil
 import sys
 import threading
@@ -201,7 +202,7 @@ def test_a_disk_without_locks_is_told(
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_files.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     trainer = Trainer(blob_scene, CONFIG)
     session = Session(trainer, Run.create(tmp_path / "nfs", blob_scene.path, CONFIG))
     assert session.lock_problem is not None and "one program at a time" in session.lock_problem

@@ -12,18 +12,21 @@ import pytest
 import torch
 from blob_models import blobs
 from command_line import CommandLine
+from scipy.spatial.transform import Rotation
 
 from splatstudio import api
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats import write_gaussians
+from splatstudio.formats.ply import write_ply, write_point_cloud
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gui.state.project import open_project
+from splatstudio.models.model import load_model
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.training.starting_model import note_on_start, with_sh_degree
+from splatstudio.training.starting_model import gaussians_to_start_from, note_on_start, with_sh_degree
 from splatstudio.training.trainer import Trainer
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
@@ -54,6 +57,34 @@ def test_a_file_is_moved_into_the_scene_s_frame(tmp_path: Path, blob_scene: Scen
     write_gaussians(tmp_path / f"b{ending}", transformed(blobs(), blob_scene.transform))
     _, misplaced = started(blob_scene, tmp_path / f"b{ending}")
     assert evaluate(misplaced, blob_scene).psnr < 20.0
+
+
+def test_plain_points_are_shown_and_trained_from(tmp_path: Path, blob_scene: Scene) -> None:
+    file = tmp_path / "my points.ply"
+    write_point_cloud(file, blobs())
+    shown = load_model(file)
+    assert torch.allclose(shown.gaussians.means, blobs().means, atol=1e-5)
+    assert torch.allclose(shown.gaussians.sh0, blobs().sh0, atol=0.02), "they keep their colors"
+    assert f"--init '{file}'" in shown.notes[0] and "points, not splats" in shown.notes[0]
+    config, gaussians = started(blob_scene, file, init_opacity=0.25)
+    assert config.init == str(file) and len(gaussians) == len(blobs())
+    assert torch.allclose(gaussians.opacities.sigmoid(), torch.tensor(0.25)), "as other first splats"
+    in_scene = transformed(blobs(), blob_scene.transform)
+    assert torch.allclose(gaussians.means, in_scene.means, atol=1e-4)
+
+
+def test_a_file_of_splats_that_lacks_a_property_is_not_taken_for_points(tmp_path: Path) -> None:
+    file = tmp_path / "a.ply"
+    write_ply(file, blobs())
+    file.write_bytes(file.read_bytes().replace(b"property float opacity", b"property float opaque_"))
+    with pytest.raises(ValueError, match="opacity"):
+        load_model(file)
+    file.write_bytes(
+        b"ply\nformat ascii 1.0\nelement vertex 1\n"
+        b"property float x\nproperty float y\nproperty float z\nend_header\nnan 0 0\n"
+    )
+    with pytest.raises(ValueError, match=r"a\.ply holds no splats, and no points"):
+        load_model(file)
 
 
 def test_training_goes_on_from_it(tmp_path: Path, blob_scene: Scene) -> None:
@@ -133,6 +164,27 @@ def test_a_model_in_other_coordinates_is_told(trained: tuple[Scene, api.Model], 
         note = note_on_start(scene, config, transformed(gaussians, placed))
         assert note is not None and "in other coordinates" in note
     assert note_on_start(scene, TrainConfig(), transformed(gaussians, TURNED)) is None
+
+
+def test_a_model_in_other_coordinates_is_fitted_where_that_is_asked_for(
+    trained: tuple[Scene, api.Model], tmp_path: Path
+) -> None:
+    scene, model = trained
+    turn = Rotation.from_rotvec([1.0, 2.0, 0.5]).as_matrix()
+    away = np.block([[3.0 * turn, np.array([[5.0], [1.0], [2.0]])], [np.zeros((1, 3)), np.ones((1, 1))]])
+    write_gaussians(tmp_path / "a.ply", transformed(model.gaussians, away))
+    config = TrainConfig(init=str(tmp_path / "a.ply"), init_fit=True, sh_degree=0)
+    gaussians = gaussians_to_start_from(scene, config)
+    assert (gaussians.means - model.gaussians.means).norm(dim=1).median() < 0.03
+    few = replace(scene, points=scene.points[:20])
+    with pytest.raises(ValueError, match=r"cannot be fitted to .* fewer than 30 points or splats"):
+        gaussians_to_start_from(few, config)
+    angles = np.linspace(0, 6, 200, dtype=np.float32)
+    ring = np.stack([5 * np.cos(angles), 5 * np.sin(angles), 0 * angles], axis=1)
+    with pytest.raises(
+        ValueError, match=r"cannot be fitted to the points .* of another scene; omit --init-fit"
+    ):
+        gaussians_to_start_from(replace(scene, points=ring), config)
 
 
 def test_the_command_tells_of_other_coordinates(

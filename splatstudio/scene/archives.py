@@ -1,0 +1,189 @@
+"""Scenes in a ZIP or tar archive: unpacked once, beside it, and opened from there."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from splatstudio.error_text import first_line
+from splatstudio.files.inputs import can_be_path, open_input, read_input
+from splatstudio.files.kinds import kind_of_file
+from splatstudio.operating_system import put_in_place
+from splatstudio.scene.capture import IMAGE_SUFFIXES
+from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
+
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+STAMP = ".unpacked"  # in the folder, with the size and the time of the archive that it was made of
+MOST_FILES = 200_000
+MOST_HEADER_BYTES = 1 << 20  # of a tar's long names, which are read into memory
+MIN_FREE_BYTES = 2 << 30  # what is left of the disk
+BLOCK = 1 << 20
+
+DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    UnicodeError,
+)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A file in an archive: its path there, its bytes, and how it is read; `open` is None for a link."""
+
+    name: str
+    size: int
+    open: Callable[[], IO[bytes]] | None
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header of a tar, refused where the extended one that it announces would fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedHeader:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in b"xgXLK" and header.size > MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a name of {header.size} bytes")
+        return header
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether `path` is a file that is called as a ZIP or tar archive, and no model of splats."""
+    if not (path.name.lower().endswith(ENDINGS) and path.is_file()):
+        return False
+    return not (kind_of_file(path) is None and zipfile.is_zipfile(path))
+
+
+def unpacked(path: Path) -> Path:
+    """Return the folder in which the archive `path` is unpacked; unpack it where that is not done yet.
+
+    It lies in `.splatstudio` beside the archive and is complete or not there. Links are left out. Raises
+    ValueError, with one sentence, for a damaged archive, one without photographs, a file that would lie
+    outside, and where it needs more than the disk has free; then nothing is left behind.
+    """
+    folder = path.parent / STORE / "unpacked" / path.name
+    try:
+        status = path.stat()
+        stamp = f"{status.st_size} {status.st_mtime_ns}"
+        if _stamp_of(folder) == stamp:
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
+        try:
+            _unpack(path, partial)
+            (partial / STAMP).write_text(stamp)
+            if folder.exists():  # of an earlier state of the archive
+                shutil.rmtree(folder)
+            put_in_place(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except DAMAGE as error:
+        reason = first_line(error)[:200]
+        raise ValueError(f"{path} is cut off or damaged ({reason}): copy or download it again") from error
+    except OSError as error:
+        if _stamp_of(folder) == stamp:  # another process was faster
+            return folder
+        place = error.filename or folder
+        raise ValueError(
+            f"{path} cannot be unpacked: {place}: {error.strerror or error}; unpack it elsewhere, and open"
+            " that folder"
+        ) from error
+    return folder
+
+
+def _stamp_of(folder: Path) -> str:
+    with suppress(OSError):
+        return read_input(folder / STAMP).decode(errors="replace")
+    return ""
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free - MIN_FREE_BYTES
+    with _entries(path) as entries:
+        total, files = 0, list[tuple[_Entry, PurePosixPath]]()
+        for entry in entries:
+            total += entry.size
+            if total > free:
+                raise ValueError(
+                    f"{path} needs more than {total / 1e9:.1f} GB where it lies, and {max(free, 0) / 1e9:.1f}"
+                    " GB can be used there: make room, or move it to a disk with more"
+                )
+            if len(files) == MOST_FILES:
+                raise ValueError(f"{path} holds more than {MOST_FILES:,} files: unpack it yourself")
+            place = _place(path, entry.name)
+            if entry.open is not None and place.parts[:1] != ("__MACOSX",):
+                files.append((entry, place))
+        if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
+            raise ValueError(
+                f"{path} is an archive without photographs; splats in it are opened once it is unpacked"
+            )
+        for entry, place in files:
+            _write(entry, folder / place)
+
+
+def _place(path: Path, name: str) -> PurePosixPath:
+    """Return where a file goes below the folder; ValueError for one that would lie elsewhere."""
+    place = PurePosixPath(name.replace("\\", "/"))
+    if not place.parts:
+        raise zipfile.BadZipFile("a file has no name")
+    outside = place.is_absolute() or ".." in place.parts or ":" in "".join(place.parts[:1])
+    if outside or not can_be_path(name):
+        raise ValueError(
+            f"{path} holds a file {name[:80]!r}, which would lie outside of its folder: it is not unpacked;"
+            " get it from whom you trust"
+        )
+    return place
+
+
+def _write(entry: _Entry, place: Path) -> None:
+    assert entry.open is not None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    left = entry.size
+    with entry.open() as source, open(place, "xb") as target:
+        while left and (block := source.read(min(BLOCK, left))):
+            left -= len(block)
+            target.write(block)
+    if left:
+        raise EOFError(f"{entry.name} lacks {left} bytes")
+
+
+@contextmanager
+def _entries(path: Path) -> Iterator[Iterator[_Entry]]:
+    """Open an archive and yield its files and links, in its order."""
+    with open_input(path) as file:
+        if path.suffix.lower() == ".zip":
+            with zipfile.ZipFile(file) as archive:
+                yield (
+                    _of_zip(path, archive, info) for info in archive.infolist() if info.filename[-1:] != "/"
+                )
+        else:
+            with tarfile.open(fileobj=file, mode="r:*", tarinfo=_BoundedHeader) as archive:
+                yield (_of_tar(archive, info) for info in archive if not info.isdir())
+
+
+def _of_zip(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:
+    if info.flag_bits & 1:
+        raise ValueError(f"{path} is locked with a password: unpack it yourself, and open that folder")
+    is_link = info.external_attr >> 28 == 0o12  # the kind of file, in the mode of Unix
+    return _Entry(info.filename, info.file_size, None if is_link else lambda: archive.open(info))
+
+
+def _of_tar(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Entry:
+    def opened() -> IO[bytes]:
+        file = archive.extractfile(info)
+        assert file is not None, "it is a regular file"
+        return file
+
+    return _Entry(info.name, info.size, opened if info.isreg() else None)

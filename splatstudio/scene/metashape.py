@@ -1,0 +1,108 @@
+"""Read the cameras that Metashape exports as XML (Export Cameras, Agisoft XML).
+
+A camera's transform is camera to world with OpenCV's axes. Offsets of the center and focal lengths are in
+pixels; the tangential coefficients are OpenCV's with their places exchanged. Source: Metashape's manual,
+"Camera models".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+from splatstudio.scene.capture import read_file
+from splatstudio.scene.colmap_model import panorama
+from splatstudio.scene.lens import Lens
+from splatstudio.scene.posed_frames import (
+    NO_COLORS,
+    NO_POINTS,
+    PosedFrame,
+    PosedFrames,
+    Values,
+    fixed,
+    focal_lens,
+    view_of,
+)
+
+MOST_SKEW = 1e-3  # of the focal length, a pixel of a picture a thousand pixels high
+
+
+def read_metashape(path: Path) -> PosedFrames:
+    """Return what the file holds: cameras that are enabled and aligned, of the component with most of them.
+
+    Raises ValueError for a damaged file and for sensors that cannot be undistorted, as of panoramas.
+    """
+    try:
+        root = ElementTree.fromstring(read_file(path, "the file"))
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is not valid XML: {error}; export it again") from error
+    chunk = root.find("chunk")
+    if chunk is None:
+        raise ValueError(f"{path} holds no chunk of Metashape: export its cameras as Agisoft XML")
+    notes: list[str] = []
+    sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
+    lenses: dict[str | None, Lens] = {}
+    components: defaultdict[str | None, list[PosedFrame]] = defaultdict(list)
+    num_not_aligned = 0
+    for camera in chunk.iterfind(".//camera"):
+        transform = camera.findtext("transform")
+        where = f"{path}, camera {camera.get('label', '')[:60]!r},"
+        values = Values(where, {**camera.attrib, "transform": transform})
+        if transform is None or camera.get("enabled", "true") in ("0", "false"):
+            num_not_aligned += 1
+            continue
+        sensor = camera.get("sensor_id")
+        if sensor not in sensors:
+            raise values.error("has a sensor that the file does not hold")
+        if sensor not in lenses:
+            lenses[sensor] = _lens(path, sensors[sensor])
+        matrix = values.numbers("transform", 16).reshape(4, 4)
+        viewmat = view_of(values, matrix[:3, :3], matrix[:3, 3])
+        frame = PosedFrame(values.text("label"), viewmat, fixed(lenses[sensor]))
+        components[camera.get("component_id")].append(frame)
+    if not components:
+        raise ValueError(
+            f"{path} holds no camera with a pose: align the photos in Metashape, and export again"
+        )
+    frames = max(components.values(), key=len)
+    if len(components) > 1:
+        sizes = ", ".join(str(len(each)) for each in components.values())
+        notes.append(f"{path} holds {len(components)} components of {sizes} photographs: the largest is used")
+    if num_not_aligned:
+        notes.append(f"{num_not_aligned} cameras in {path} are not aligned or not enabled")
+    return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, tuple(notes))
+
+
+def _lens(path: Path, sensor: ElementTree.Element) -> Lens:
+    label = f"{path}, sensor {sensor.get('label', '')[:60]!r},"
+    kind = sensor.get("type", "frame")
+    if kind == "spherical":
+        resolution = sensor.find("resolution")
+        return panorama(*Values(label, {} if resolution is None else resolution.attrib).size())
+    if kind not in ("frame", "fisheye"):
+        raise ValueError(
+            f"{label} is of the type {kind!r}, which is not supported: frame, fisheye and spherical are"
+        )
+    calibrations = sensor.findall("calibration")
+    adjusted = [each for each in calibrations if each.get("class") == "adjusted"]
+    if not calibrations:
+        raise ValueError(f"{label} has no calibration: align the photos in Metashape, and export again")
+    calibration = (adjusted or calibrations)[0]
+    resolution = calibration.find("resolution")
+    resolution = sensor.find("resolution") if resolution is None else resolution
+    told = {element.tag: element.text for element in calibration if element.tag != "resolution"}
+    values = Values(label, {**told, **({} if resolution is None else resolution.attrib)})
+    width, height = size = values.size()
+    focal = values.number("f", values.number("fy") if "fy" in told else None)
+    fx = values.number("fx") if "fx" in told else focal + values.number("b1", 0.0)
+    center = 0.5 * width + values.number("cx", 0.0), 0.5 * height + values.number("cy", 0.0)
+    plain = focal_lens(values, size, fx, focal, *center)
+    if abs(values.number("b2", 0.0)) > MOST_SKEW * focal:
+        raise values.error("has skewed pixels (b2), which are not supported: fit the lens without B2")
+    k1, k2, k3, k4, p1, p2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
+    if kind == "fisheye":
+        prism = (k1, k2, p2, p1, k3, k4, 0.0, 0.0)
+        return Lens(*size, fx, focal, plain.cx, plain.cy, "thin_prism_fisheye", prism, "FISHEYE")
+    brown = (k1, k2, p2, p1, k3) if k4 == 0 else (k1, k2, p2, p1, k3, k4)
+    return Lens(*size, fx, focal, plain.cx, plain.cy, "brown", brown, "FRAME")

@@ -1,0 +1,203 @@
+"""Poses as programs other than COLMAP and nerfstudio tell them: checked values, and their photographs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from splatstudio.files.inputs import can_be_path
+from splatstudio.scene.capture import (
+    MAX_COORDINATE,
+    Capture,
+    CapturedPhoto,
+    ImageFolder,
+    find_mask,
+    missing_note,
+    read_file,
+    rigid,
+    unposed_note,
+)
+from splatstudio.scene.colmap_model import MAX_SIDE
+from splatstudio.scene.layout import NoPhotographs, PoseFiles
+from splatstudio.scene.lens import Lens
+from splatstudio.scene.photo import picture_header
+
+# Axes of a camera that looks along -z with y up (OpenGL, ARKit), in those of one along z with y down.
+OPENGL_CAMERA = np.diag([1.0, -1.0, -1.0])
+Y_UP_TO_Z_UP = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+
+
+@dataclass(frozen=True, eq=False)
+class PosedFrame:
+    """One photograph as a file of poses tells it; `lens_of` gives its lens in a picture of a size."""
+
+    name: str
+    viewmat: np.ndarray  # [4, 4] world to camera, OpenCV axes
+    lens_of: Callable[[int, int], Lens]
+
+
+@dataclass(frozen=True, eq=False)
+class PosedFrames:
+    """What a file of poses holds."""
+
+    frames: tuple[PosedFrame, ...]
+    points: np.ndarray  # [P, 3]
+    colors: np.ndarray  # [P, 3] uint8
+    notes: tuple[str, ...] = ()
+    upright: bool = False  # z is up
+
+
+def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capture:
+    """Return the capture of a file of poses, with its photographs as they lie on this machine.
+
+    They are looked for in the folder `images`, else in the folders `images` and others of the scene, and in
+    the scene's own. Raises NoPhotographs where none of them is found.
+    """
+    names = [frame.name for frame in read.frames]
+    candidates = [images] if images is not None else [files.folder / name for name in (*files.pictures, "")]
+    folders = [ImageFolder(place, deep=place != files.folder) for place in candidates if place.is_dir()]
+    found = [
+        [folder.find(name) or folder.find(PurePosixPath(name).name) for name in names] for folder in folders
+    ]
+    counts = [sum(path is not None for path in paths) for paths in found]
+    if not max(counts, default=0):
+        raise NoPhotographs(
+            f"none of the {len(names)} photographs that {files.file} tells of, as {names[0]}, is in"
+            f" {images or files.folder} or its folder images: put them there, or name their folder with"
+            " --images FOLDER"
+        )
+    best = counts.index(max(counts))
+    masks = files.folder / "masks"
+    mask_folder = ImageFolder(masks) if masks.is_dir() else None
+    shots, missing = [], []
+    for frame, path in zip(read.frames, found[best], strict=True):
+        if path is None:
+            missing.append(frame.name)
+            continue
+        header = picture_header(path)
+        lens = frame.lens_of(header.width, header.height)
+        mask = find_mask(mask_folder, frame.name)
+        shots.append(CapturedPhoto(path.name, frame.viewmat, path, lens, mask_path=mask))
+    where, notes = str(folders[best].folder), [*read.notes]
+    if missing:
+        notes.append(missing_note(missing, where))
+    used, beside = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
+    pictures = folders[best].pictures.items()
+    unposed = tuple(sorted(name for name, path in pictures if path not in used and path.parent in beside))
+    unposed = unposed if files.pictures or images is not None else ()  # pictures of depth lie there, too
+    if unposed:
+        notes.append(unposed_note(len(unposed), len(unposed) + len(shots), where))
+    if not len(read.points):
+        notes.append(f"{files.file} holds no points: training starts from random points")
+    return Capture(
+        files.format,
+        _under_their_paths(shots, folders[best].folder),
+        read.points,
+        read.colors,
+        tuple(notes),
+        unposed=unposed,
+        upright=read.upright,
+    )
+
+
+def _under_their_paths(shots: list[CapturedPhoto], folder: Path) -> tuple[CapturedPhoto, ...]:
+    """Return the shots by their paths below the folder, where names alone are not different; each once."""
+    once = {shot.image_path: shot for shot in shots}
+    if len({shot.name for shot in once.values()}) == len(once):
+        return tuple(once.values())
+    return tuple(replace(shot, name=path.relative_to(folder).as_posix()) for path, shot in once.items())
+
+
+class Values:
+    """An object of a file of poses, whose values are checked as they are asked for; `where` names it."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]):
+        self.where, self.values = where, values
+
+    def error(self, what: str) -> ValueError:
+        """Return the error that says `what` is wrong here and what to do."""
+        return ValueError(f"{self.where} {what}; export it again")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a finite number; ValueError where it is none, or missing without a `default`."""
+        value = self.values.get(name, default)
+        try:
+            number = float(value) if not isinstance(value, bool) and value is not None else math.nan
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not abs(number) < MAX_COORDINATE:
+            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number")
+        return number
+
+    def numbers(self, name: str, num: int) -> np.ndarray:
+        """Return `num` finite numbers, [num] float64."""
+        value = self.values.get(name)
+        row = value.split() if isinstance(value, str) else value
+        try:
+            numbers = np.array(row, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            numbers = np.zeros(0)
+        if numbers.shape != (num,) or not np.abs(numbers).max() < MAX_COORDINATE:
+            raise self.error(f"has {name} that is not {num} numbers")
+        return numbers
+
+    def size(self, width: str = "width", height: str = "height") -> tuple[int, int]:
+        """Return a size in pixels."""
+        sides = self.number(width), self.number(height)
+        if not all(1 <= side <= MAX_SIDE and side == int(side) for side in sides):
+            raise self.error(f"has the image size {sides[0]:g} x {sides[1]:g}, which is impossible")
+        return int(sides[0]), int(sides[1])
+
+    def text(self, name: str) -> str:
+        """Return a text that can be a file's name."""
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value or not can_be_path(value):
+            raise self.error(f"has no {name} that is the name of a file")
+        return value
+
+
+def fixed(lens: Lens) -> Callable[[int, int], Lens]:
+    """Return the lens of a file that tells the size of its pictures."""
+    return lambda width, height: lens
+
+
+def focal_lens(values: Values, size: tuple[int, int], fx: float, fy: float, cx: float, cy: float) -> Lens:
+    """Return a pinhole's lens; ValueError for a focal length that is not positive."""
+    if not (fx > 0 and fy > 0):
+        raise values.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
+    return Lens(*size, fx, fy, cx, cy)
+
+
+def view_of(values: Values, camera_to_world: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Return world to camera [4, 4] of the axes [3, 3] of a camera (OpenCV's) in the world and its place.
+
+    Raises ValueError for axes that are no rotation, times any scale.
+    """
+    scale = np.cbrt(np.linalg.det(camera_to_world))
+    if not scale > 1e-9:
+        raise values.error("has a pose that mirrors or is flat")
+    u, _, vt = np.linalg.svd(camera_to_world / scale)
+    rotation = (u @ vt).T
+    if not np.abs(rotation.T - camera_to_world / scale).max() < 0.02:
+        raise values.error("has a pose that is no rotation")
+    return rigid(rotation, -rotation @ position)
+
+
+def rows_of(path: Path) -> Iterable[dict[str, str]]:
+    """Yield the rows of a CSV file with a header."""
+    text = read_file(path, "the file").decode("utf-8-sig", errors="replace")
+    try:
+        yield from csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table: {error}; export it again") from error
+
+
+NO_POINTS = np.zeros((0, 3))
+NO_COLORS = np.zeros((0, 3), np.uint8)

@@ -1,0 +1,66 @@
+"""Read the internal and external camera parameters that RealityScan (RealityCapture) exports as CSV.
+
+Focal lengths are those of 36 mm film, lengths on the picture parts of its longer side. Heading, pitch and
+roll turn a camera that looks down with its top to the north: z is up. Source: RealityScan's help on camera
+math and export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.scene.lens import Lens
+from splatstudio.scene.posed_frames import (
+    NO_COLORS,
+    NO_POINTS,
+    OPENGL_CAMERA,
+    PosedFrame,
+    PosedFrames,
+    Values,
+    focal_lens,
+    rows_of,
+    view_of,
+)
+
+NAME, FILM = "#name", 36.0  # mm
+
+
+def read_realityscan(path: Path) -> PosedFrames:
+    """Return what the file holds; ValueError for a row that lacks a number."""
+    frames = []
+    for number, row in enumerate(rows_of(path), 2):
+        values = Values(f"{path}, line {number},", row)
+        heading, pitch, roll = (np.deg2rad(values.number(name)) for name in ("heading", "pitch", "roll"))
+        axes = _about("z", -heading) @ _about("x", pitch) @ _about("y", roll) @ OPENGL_CAMERA
+        position = np.array([values.number(name) for name in ("x", "y", "alt")])
+        frames.append(PosedFrame(values.text(NAME), view_of(values, axes, position), _lens_of(values)))
+    if not frames:
+        raise ValueError(f"{path} holds no camera: export the internal and external camera parameters again")
+    return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, upright=True)
+
+
+def _lens_of(values: Values) -> Callable[[int, int], Lens]:
+    """Return what gives the lens for a picture's size, which the table does not tell."""
+    focal, px, py = (values.number(name) for name in ("f", "px", "py"))
+    k1, k2, k3, k4, t1, t2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "t1", "t2"))
+    distortion = (k1, k2, t1, t2, k3) if k4 == 0 else (k1, k2, t1, t2, k3, k4)
+
+    def lens_of(width: int, height: int) -> Lens:
+        longer = max(width, height)
+        center = 0.5 * width + px * longer, 0.5 * height + py * longer
+        plain = focal_lens(values, (width, height), focal / FILM * longer, focal / FILM * longer, *center)
+        return Lens(width, height, plain.fx, plain.fy, plain.cx, plain.cy, "brown", distortion, "BROWN")
+
+    return lens_of
+
+
+def _about(axis: str, angle: float) -> np.ndarray:
+    """Return the rotation about a coordinate axis."""
+    first, second = {"x": (1, 2), "y": (2, 0), "z": (0, 1)}[axis]
+    matrix = np.eye(3)
+    matrix[first, first] = matrix[second, second] = np.cos(angle)
+    matrix[first, second], matrix[second, first] = -np.sin(angle), np.sin(angle)
+    return matrix

@@ -1,0 +1,176 @@
+"""Scenes in archives: opened, and unpacked so that nothing of the user's is harmed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+from format_models import model
+from scene_builder import tiny_scene, write_colmap
+
+from splatstudio.formats import write_gaussians
+from splatstudio.scene import archives
+from splatstudio.scene.archives import is_archive, unpacked
+from splatstudio.scene.load import load_scene
+
+PICTURE = "a.png"
+MODES: dict[str, Any] = {".tar": "w", ".tgz": "w:gz", ".tar.xz": "w:xz"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_colmap(tmp_path / "scene", tiny_scene(3))
+
+
+def zipped(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def tarred(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for info, content in members:
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.parametrize("ending", [".zip", *MODES])
+def test_a_scene_in_an_archive_opens_and_is_unpacked_once(folder: Path, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"all{ending}"
+    if ending == ".zip":
+        files = {str(file.relative_to(tmp_path)): file for file in folder.rglob("*") if file.is_file()}
+        zipped(path, {name: file.read_bytes() for name, file in files.items()})
+    else:
+        with tarfile.open(path, MODES[ending]) as archive:
+            archive.add(folder, "scene")
+    scene = load_scene(path)
+    place = tmp_path / ".splatstudio/unpacked" / path.name
+    assert scene.notes[0] == f"{path} is unpacked: {place} is opened"
+    assert len(scene.views) == 3 and scene.photo(0).rgb.any()
+    (place / "mine").touch()
+    load_scene(path)
+    assert (place / "mine").exists()  # it was not done again
+
+
+def test_an_archive_that_has_changed_is_unpacked_again(folder: Path, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "all.zip", {PICTURE: b"1", "old.txt": b""})
+    place = unpacked(path)
+    zipped(path, {PICTURE: b"22"})
+    assert unpacked(path) == place and [file.name for file in sorted(place.iterdir())] == [
+        ".unpacked",
+        PICTURE,
+    ]
+
+
+def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("link.png")
+    link.external_attr = 0o120777 << 16
+    path = zipped(tmp_path / "a.zip", {PICTURE: b"1", "__MACOSX/._a.png": b""})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    assert sorted(file.name for file in unpacked(path).iterdir()) == [".unpacked", PICTURE]
+    kinds = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+    members = [(member(f"{i}.png", kind, "/etc/passwd"), b"") for i, kind in enumerate(kinds)]
+    path = tarred(tmp_path / "a.tgz", [*members, (member(PICTURE), b"1")])
+    assert sorted(file.name for file in unpacked(path).iterdir()) == [".unpacked", PICTURE]
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.png", "/tmp/out.png", "a/../../out.png", "C:\\out.png", "..\\out.png"]
+)
+def test_a_file_outside_of_the_folder_refuses_the_archive(tmp_path: Path, name: str) -> None:
+    for path in (
+        zipped(tmp_path / "a.zip", {PICTURE: b"1", name: b"1"}),
+        tarred(tmp_path / "a.tgz", [(member(PICTURE), b"1"), (member(name), b"1")]),
+    ):
+        with pytest.raises(ValueError, match="would lie outside of its folder: it is not unpacked"):
+            unpacked(path)
+    assert (
+        not list((tmp_path / ".splatstudio/unpacked").iterdir())
+        and not (tmp_path.parent / "out.png").exists()
+    )
+
+
+def locked(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = content.rfind(b"PK\x01\x02")
+    content[at + 8] |= 1  # the flag in the list of contents
+    path.write_bytes(content)
+
+
+def overstated(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = content.rfind(b"PK\x01\x02")
+    content[at + 24 : at + 28] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def unnamed(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(PICTURE.encode(), b"/" * len(PICTURE)).replace(b"/", b"\0"))
+
+
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (cut, "is cut off or damaged"),
+    (unnamed, "a file has no name"),
+    (locked, "is locked with a password: unpack it yourself"),
+    (overstated, "needs more than 4.3 GB where it lies, and 1.0 GB can be used"),
+    (lambda path: zipped(path, {"a.txt": b""}), "is an archive without photographs"),
+    (lambda path: zipped(path, {f"{i}.png": b"" for i in range(9)}), "holds more than 8 files"),
+]
+
+
+@pytest.mark.parametrize(("broken", "sentence"), BROKEN)
+def test_what_cannot_be_unpacked_is_told_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[Path], object], sentence: str
+) -> None:
+    monkeypatch.setattr(archives, "MOST_FILES", 8)
+    usage = archives.shutil.disk_usage(tmp_path)
+    free = archives.MIN_FREE_BYTES + 10**9
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: usage._replace(free=free))
+    path = zipped(tmp_path / "a.zip", {PICTURE: b"1"})
+    broken(path)
+    with pytest.raises(ValueError, match=sentence):
+        load_scene(path)
+    assert not list((tmp_path / ".splatstudio/unpacked").iterdir())
+
+
+def test_a_tar_whose_names_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    long = tarfile.TarInfo("x" * (archives.MOST_HEADER_BYTES + 1) + ".png")
+    path = tarred(tmp_path / "a.tgz", [(long, b"")])
+    with pytest.raises(ValueError, match="is cut off or damaged"):
+        unpacked(path)
+
+
+def test_models_are_no_archives_whatever_they_are_called(tmp_path: Path) -> None:
+    write_gaussians(tmp_path / "a.sog", model(10))
+    (tmp_path / "a.sog").rename(tmp_path / "a.zip")
+    assert not is_archive(tmp_path / "a.zip") and not is_archive(tmp_path)
+
+
+def test_the_commands_say_where_an_archive_is_unpacked(
+    folder: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    path = tmp_path / "all.zip"
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    zipped(path, {name: file.read_bytes() for name, file in files.items()})
+    code, said = command("info", path)
+    assert code == 0 and said.startswith(f"{path} is unpacked: ") and "3: 2 to train, 1 to test" in said

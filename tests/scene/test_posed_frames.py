@@ -1,0 +1,175 @@
+"""Poses of OpenSfM, Metashape, RealityScan, Polycam, Record3D and 3D Scanner App, of one tiny scene."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape, write_opensfm
+
+from splatstudio.scene.capture import CapturedPhoto
+from splatstudio.scene.layout import OTHERS, pose_files
+from splatstudio.scene.load import READERS, load_scene
+from splatstudio.scene.realityscan import read_realityscan
+from splatstudio.scene.scene import Scene
+
+
+def check(scene: Scene) -> None:
+    """Check that a scene is the tiny one, in the coordinates of its files."""
+    back = np.linalg.inv(scene.transform)
+    assert len(scene.views) == len(TINY.names)
+    for view, expected in zip(scene.views, TINY.viewmats, strict=True):
+        camera = view.camera.transformed(back)
+        np.testing.assert_allclose(camera.viewmat, expected, atol=1e-6)
+        np.testing.assert_allclose(
+            camera.K, [[TINY.focal, 0, CENTER[0]], [0, TINY.focal, CENTER[1]], [0, 0, 1]]
+        )
+
+
+@pytest.mark.parametrize("program", WRITERS)
+def test_the_poses_of_each_program_are_read(tmp_path: Path, program: str) -> None:
+    folder = WRITERS[program](tmp_path / "scene")
+    scene = load_scene(folder)
+    check(scene)
+    assert scene.format == ("OpenSfM" if program == "OpenDroneMap" else program)
+    if scene.format == "OpenSfM":
+        moved = (
+            scene.points @ np.linalg.inv(scene.transform)[:3, :3].T + np.linalg.inv(scene.transform)[:3, 3]
+        )
+        np.testing.assert_allclose(moved, TINY.points, atol=1e-5)
+        np.testing.assert_array_equal(scene.colors, TINY.colors)
+        assert "2 reconstructions of 1, 9 photographs: the largest is used" in scene.notes[0]
+    else:
+        assert any("training starts from random points" in note for note in scene.notes)
+    if scene.format == "Metashape":
+        assert "1 cameras in" in scene.notes[0] and "not aligned" in scene.notes[0]
+    else:  # z is up in their worlds, and stays so
+        up = scene.transform[:3, :3] @ [0, 0, 1.0]
+        np.testing.assert_allclose(up / np.linalg.norm(up), [0, 0, 1], atol=1e-6)
+    files = pose_files(folder)
+    assert files is not None and files.file is not None and files.size == scene.format
+    if files.file.is_file() and program != "3D Scanner App":
+        check(load_scene(files.file))  # as a file that is named
+
+
+def test_every_format_of_the_table_has_a_reader() -> None:
+    assert {form for form, *_ in OTHERS} == set(READERS)
+
+
+def test_a_rotation_of_realityscan_is_that_of_its_own_metadata(tmp_path: Path) -> None:
+    # Heading, pitch and roll of a camera, and its rotation in the XMP of the same export, as a user of
+    # RealityCapture published them.
+    file = tmp_path / "a.csv"
+    header = "#name,x,y,alt,heading,pitch,roll,f,px,py,k1,k2,k3,k4,t1,t2\n"
+    angles = "163.736597399311,83.4154313461628,174.386496244756"
+    file.write_text(f"{header}a.png,0,0,0,{angles},28,0,0,0,0,0,0,0,0\n")
+    (frame,) = read_realityscan(file).frames
+    xmp = [0.982594073038806, 0.185426733553445, -0.0112166890261935, -0.032113633044729, 0.11008102707942]
+    xmp += [-0.993403685341366, -0.18296885582437, 0.976472781986697, 0.114]
+    np.testing.assert_allclose(frame.viewmat[:3, :3].ravel(), xmp, atol=2e-4)
+
+
+def distorted(folder: Path, program: str) -> CapturedPhoto:
+    """Write a file with distortion, and return the first photograph with its lens."""
+    WRITERS[program](folder)
+    if program == "Metashape":
+        file = folder / "cameras.xml"
+        told = "<k1>0.1</k1><k2>0.02</k2><p1>0.003</p1><p2>0.004</p2><b1>5</b1></calibration>"
+        file.write_text(file.read_text().replace("</calibration>", told))
+    else:
+        file = folder / "cameras.csv"
+        file.write_text(file.read_text().replace(",0,0,0,0,0,0", ",0.1,0.02,0,0,0.003,0.004"))
+    files = pose_files(folder)
+    assert files is not None and files.file is not None
+    frame = READERS[program](files.file).frames[0]
+    return CapturedPhoto(frame.name, frame.viewmat, files.file, frame.lens_of(TINY.width, TINY.height))
+
+
+def test_distortion_is_told_in_the_order_of_each_program(tmp_path: Path) -> None:
+    lens = distorted(tmp_path / "a", "Metashape").lens
+    # Metashape's p1 is what OpenCV calls p2, and b1 widens the picture.
+    assert lens is not None and lens.distortion == (0.1, 0.02, 0.004, 0.003, 0.0)
+    assert lens.fx == pytest.approx(TINY.focal + 5) and lens.fy == pytest.approx(TINY.focal)
+    lens = distorted(tmp_path / "b", "RealityScan").lens
+    assert lens is not None and lens.distortion == (0.1, 0.02, 0.003, 0.004, 0.0)
+
+
+def test_a_fisheye_of_each_program_is_one_of_colmap_s(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "a")
+    text = (folder / "cameras.xml").read_text().replace('type="frame"', 'type="fisheye"')
+    (folder / "cameras.xml").write_text(text)
+    assert load_scene(folder).views[0].lens.kind == "thin_prism_fisheye"
+    folder = write_opensfm(tmp_path / "b")
+    content = json.loads((folder / "reconstruction.json").read_text())
+    camera = {"projection_type": "fisheye", "focal": 0.6, "k1": 0.01, "k2": 0.002}
+    content[1]["cameras"]["v2 a b"] = camera | {"width": TINY.width, "height": TINY.height}
+    write_json(folder / "reconstruction.json", content)
+    lens = load_scene(folder).views[0].lens
+    assert (lens.kind, lens.distortion) == ("fisheye", (0.01, 0.002)) and math.isclose(lens.fx, 0.6 * 48)
+
+
+def text_with(folder: Path, file: str, old: str, new: str) -> None:
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+
+
+RECONSTRUCTION, XML, CSV = "reconstruction.json", "cameras.xml", "cameras.csv"
+BROKEN: dict[str, tuple[str, str, str, str, str]] = {
+    "no JSON": ("OpenSfM", RECONSTRUCTION, "[{", "[[{", "is not valid JSON"),
+    "panorama": ("OpenSfM", RECONSTRUCTION, '"brown"', '"dual"', "'dual', which is not supported"),
+    "camera": ("OpenSfM", RECONSTRUCTION, '"camera": "v2', '"camera": "v3', "camera that the file does not"),
+    "shot": ("OpenSfM", RECONSTRUCTION, '"rotation": [', '"rotation": [9, ', "rotation that is not 3 num"),
+    "huge": ("OpenSfM", RECONSTRUCTION, '"k1": 0.0', f'"k1": 1{400 * "0"}', "which is not a number"),
+    "cut": ("Metashape", XML, "</document>", "", "is not valid XML"),
+    "sensor": ("Metashape", XML, 'sensor_id="0"', 'sensor_id="7"', "a sensor that the file does not hold"),
+    "cylinder": ("Metashape", XML, 'type="frame"', 'type="cylindrical"', "'cylindrical', which is not"),
+    "skew": ("Metashape", XML, "<cx>", "<b2>9</b2><cx>", "skewed pixels"),
+    "transform": ("Metashape", XML, "<transform>", "<transform>x ", "transform that is not 16 numbers"),
+    "focal": ("Metashape", XML, f"<f>{TINY.focal}", "<f>-1", "focal length -1 x -1, which is not positive"),
+    "column": ("RealityScan", CSV, "heading", "reading", "has heading = 'None', which is not a number"),
+    "number": ("RealityScan", CSV, "view_000.png,", "view_000.png,x", "line 2, has x = 'x"),
+    "poses": ("Record3D", "metadata", '"poses"', '"roses"', "has no list of poses"),
+    "size": ("Record3D", "metadata", '"w": 48', '"w": 0', "image size 0 x 32, which is impossible"),
+    "matrix": ("3D Scanner App", "frame_00001.json", "[", "[1, ", "ARFrame that is not 16 numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, fault: str) -> None:
+    program, file, old, new, sentence = BROKEN[fault]
+    folder = WRITERS[program](tmp_path / "scene")
+    text_with(folder, file, old, new)
+    with pytest.raises(ValueError, match=sentence) as told:
+        load_scene(folder)
+    assert str(folder) in str(told.value)
+
+
+@pytest.mark.parametrize("program", WRITERS)
+def test_photographs_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: str) -> None:
+    folder = WRITERS[program](tmp_path / "scene")
+    pictures = sorted(folder.rglob("*.png"))
+    pictures[0].unlink()
+    scene = load_scene(folder)
+    assert len(scene.views) == 8
+    assert any("1 listed image does not exist" in note for note in scene.notes)
+    away = tmp_path / "away"
+    away.mkdir()
+    for path in pictures[1:]:
+        path.rename(away / path.name)
+    with pytest.raises(ValueError, match=r"none of the 9 photographs .* their folder with --images FOLDER"):
+        load_scene(folder)
+    (away / "other.png").write_bytes((away / pictures[1].name).read_bytes())
+    scene = load_scene(folder, images_folder=str(away))
+    assert len(scene.views) == 8 and scene.unposed == ("other.png",)
+
+
+def test_scenes_of_other_programs_are_found_and_listed(tmp_path: Path) -> None:
+    write_metashape(tmp_path / "metashape")
+    assert len(load_scene(tmp_path).views) == len(TINY.names)
+    write_opensfm(tmp_path / "odm", "opensfm/reconstruction.json")
+    with pytest.raises(ValueError, match=r"metashape \(Metashape\), odm \(OpenSfM\)"):
+        load_scene(tmp_path)

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from splatstudio.api import render, train
-    from splatstudio.gui.state.stream import show
+    from splatstudio.gui.render_function import show
     from splatstudio.models.merging import merge
     from splatstudio.models.model import Model, load_model
     from splatstudio.poses.estimate import estimate_poses

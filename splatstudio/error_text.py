@@ -21,11 +21,22 @@ def in_words(error: BaseException) -> str:
     """Return what an exception says; of a file that the system refuses, its name and why."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
+    if isinstance(error, OSError) and (error.strerror or "").startswith("No usable temporary directory"):
+        return f"{error.strerror}: make room in one of them, or name another folder in the variable TMPDIR"
     if isinstance(error, MemoryError):
         return (
             f"there is not enough memory: {first_line(error)}; close other programs, or use a larger machine"
         )
     return str(error)
+
+
+def shown(value: object) -> str:
+    """Return a value of a file as it is written there, 40 characters at most; of others their kind."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of many digits"
+    plain = value is None or isinstance(value, (int, float, str, list, dict))
+    text = repr(value).splitlines()[0] if plain else type(value).__name__
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def printable(text: str, limit: int = 2000) -> str:

@@ -21,7 +21,7 @@ MAX_SIZE = 16384  # px a side
 
 VideoQuality = Literal["full", "small"]
 
-MAX_SIDE = 1920  # px, of frames whose size comes from photographs
+MIN_SIDE, MAX_SIDE = 1280, 1920  # px, of the longer side of frames that have the photographs' shape
 ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
 THROUGH_KEYFRAMES = 48
 DENSE = 2001  # points of a curve along which keyframes are spread evenly
@@ -471,7 +471,8 @@ def _looking(
 
 
 def _sized_as(path: CameraPath, camera: Camera) -> CameraPath:
-    """Return the path with frames of the photographs' size, at most MAX_SIDE."""
-    ratio = min(1.0, MAX_SIDE / max(camera.width, camera.height))
+    """Return the path with frames of the photographs' shape and, within MIN_SIDE and MAX_SIDE, their size."""
+    longer = max(camera.width, camera.height)
+    ratio = min(max(longer, MIN_SIDE), MAX_SIDE) / longer
     width, height = (max(2, round(side * ratio / 2) * 2) for side in (camera.width, camera.height))
     return replace(path, width=width, height=height)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.cameras.camera_path import MAX_FRAMES, CameraPath, Keyframe
+from splatstudio.error_text import shown
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.inputs import read_input
 
@@ -117,7 +118,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _path_of(values: dict[str, Any]) -> CameraPath:
     kind = values.get("camera_type", "perspective")
     if kind not in ("perspective", "pinhole"):
-        raise ValueError(f"its camera_type is {_shown(kind)}; perspective can be rendered")
+        raise ValueError(f"its camera_type is {shown(kind)}; perspective can be rendered")
     stops, frames = _records(values, "keyframes"), _records(values, "camera_path")
     width, height = (_whole(values, f"render_{side}", default) for side, default in _SIZES)
     fps = _number(values, "fps", 30.0)
@@ -226,12 +227,5 @@ def _whole(values: dict[str, Any], key: str, default: int) -> int:
 def _finite(value: object, key: str) -> float:
     # An integer beyond the range of floats would raise OverflowError.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise ValueError(f"its {key} is {_shown(value)}, no number")
+        raise ValueError(f"its {key} is {shown(value)}, no number")
     return float(value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 64:
-        return "an integer of many digits"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

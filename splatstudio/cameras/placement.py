@@ -17,8 +17,8 @@ class Placement:
     """Where an exported model lies, and what else tells of it.
 
     Args:
-        upright: Turn it to stand upright in other viewers, centerd and scaled as in the studio; by default it
-            lies in the coordinates of the scene's files.
+        upright: Turn it to stand upright in other viewers, centered and scaled as in the studio; by default
+            it lies in the coordinates of the scene's files.
         cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json; as the
             training refined them, where it learned poses.
         scene: The scene, for --upright and --cameras; a run and a checkpoint remember theirs.

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from splatstudio.devices import accelerator
 from splatstudio.devices.monitor import SLOW_PATHS, read_gpus
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
+from splatstudio.operating_system import memory_folder, open_files
 from splatstudio.rendering.render import render, render_reference
 from splatstudio.runtime.self_test import try_two_ranks
 from splatstudio.training.device_options import AS_FOUND
@@ -113,9 +113,9 @@ def _memory() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    shared = Path("/dev/shm")
-    if not shared.is_dir():
-        return Finding("shared memory", "no /dev/shm; live frames go through a temporary file")
+    shared = memory_folder()
+    if shared is None:
+        return Finding("shared memory", "no folder in memory; live frames go through a temporary file")
     free = shutil.disk_usage(shared).free
     # Two slots of a 4K frame; smaller ones still work for smaller windows.
     good = free >= 2 * 3840 * 2160 * 3
@@ -124,13 +124,12 @@ def _shared_memory() -> Finding:
 
 
 def _files() -> Finding:
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    limits = open_files()
+    if limits is None:
         return Finding("open files", "not limited by the system")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    good = soft == resource.RLIM_INFINITY or soft >= MIN_FILES
-    text = "not limited" if soft == resource.RLIM_INFINITY else f"{soft:,} for one process"
+    soft, hard = limits
+    good = soft >= MIN_FILES
+    text = f"{soft:,} for one process"
     advice = "" if good else f"; raise it with `ulimit -n {MIN_FILES}` (the limit of that is {hard:,})"
     return Finding("open files", text + advice, good)
 

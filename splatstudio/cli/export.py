@@ -24,18 +24,19 @@ def export_model(
     placement: Placement = AS_IN_THE_FILES,
     *,
     normals: bool = False,
+    strict: bool = False,
     announce: Callable[[str], object] | None = None,
 ) -> ExportedModel:
     """Write the model at `path` in the format of the ending of `output`, and the cameras where asked.
 
     The box of `trim` is in the coordinates of the scene's files. `normals` face the cameras of the scene, if
-    it is known (see `normals_of`). `announce` is told, before anything is written, about how large the file
-    will be. Raises ValueError for what cannot be read, written or found, before anything is written; where
-    the cameras fail after that, it says that the model is there.
+    it is known (see `normals_of`); `strict` is as of `load_model`. `announce` is told, before anything is
+    written, about how large the file will be. Raises ValueError for what cannot be read, written or found,
+    before anything is written; where the cameras fail after that, it says that the model is there.
     """
     form = format_to_write(output)
     _refuse_outputs(output, placement.cameras)
-    model = load_model(path)
+    model = load_model(path, strict=strict)
     # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
     shown = placement.upright or ((form.is_page or normals) and placement.scene is not None)
     lost = shown and knows_no_scene(model.transform)

@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from splatstudio.cli.poses import out_of_archive
 from splatstudio.cli.terminal import console, print_model, print_part, print_run, print_runs, print_scene
 from splatstudio.files.run import Run
 from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.scene.layout import pose_files
 
 
-def print_what_is_there(path: Path, images: str, model: int = -1) -> None:
+def print_what_is_there(path: Path, images: str, model: int = -1, *, strict: bool = False) -> None:
     """Print what `path` holds; `images` is the folder of a scene's photographs, "": where its files say.
 
-    `model` is the number of its COLMAP model, -1: the one with most images.
+    `model` is the number of its COLMAP model, -1: the one with most images; `strict` is as of `load_model`.
 
     Raises ValueError where that is nothing that can be told.
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist")
+    path = out_of_archive(path)
     if (path / "run.json").exists():
         from splatstudio.checkpoints.checkpoint import newest_checkpoint
 
@@ -35,7 +37,7 @@ def print_what_is_there(path: Path, images: str, model: int = -1) -> None:
         from splatstudio.models.model import load_model
 
         print_part(path, "Use splatstudio merge.")
-        print_model(path, load_model(path))
+        print_model(path, load_model(path, strict=strict))
         if not ours and (scene := scene_of_output(path)) is not None:
             console.print(f"trained on the scene {scene.path}", soft_wrap=True)
     elif folders := sorted(file.parent for file in path.glob("*/run.json")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from splatstudio.cli.options import (
     Route,
     ScoreFiles,
     Scores,
+    attach_token,
 )
 from splatstudio.cli.overview import answer
 from splatstudio.error_text import in_words
@@ -36,7 +36,9 @@ from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.kernels.installed import installed_torch, refuse_torch
+from splatstudio.operating_system import has_no_reader
 from splatstudio.rendering.modes import DrawnMode
+from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
@@ -52,14 +54,10 @@ def nobody_reads() -> bool:
     Or a socket, as other programs give to what they start. It is asked itself: what could not be written went
     with the error, so that a flush would succeed.
     """
-    if not hasattr(select, "poll"):  # Windows tells of it by another error
-        return False
     try:
-        asked = select.poll()
-        asked.register(sys.stdout.fileno(), 0)
+        return has_no_reader(sys.stdout.fileno())
     except io.UnsupportedOperation:  # the output goes to a program's own object
         return False
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
 
 
 def leave_unread() -> None:
@@ -90,7 +88,7 @@ def open_(
         path: What to open; of photographs and videos without camera poses these are estimated first. Without
             it a page offers what was opened last, the demo and a field for a path.
         config: Settings of a training that is started from the studio.
-        preset: A set of settings for one wish; those given beside it win.
+        preset: Settings tuned for one goal; those given beside it win.
         listen: Where the page can be reached.
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
@@ -105,15 +103,17 @@ def open_(
         from splatstudio.runtime.fork_server import begin_fork_server
 
         begin_fork_server(several=devices.may_be_several)
-    from splatstudio.cli.poses import with_poses
-    from splatstudio.cli.start import note_opened, studio_of_choice
+    from splatstudio.cli.poses import out_of_archive, with_poses
+    from splatstudio.cli.start import note_opened, run_until_closed, studio_of_choice
     from splatstudio.poses.estimate import lacks_poses
+    from splatstudio.scene.layout import holds_several
 
     if path is None and (at_once.merge or devices.nodes > 1):
         raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
-    # The page is there while the poses of photographs are estimated.
-    if path is None or (lacks_poses(path) and devices.nodes == 1):
-        studio_of_choice(listen, **at_page, chosen=path, **asked).run_forever()
+    path = path and out_of_archive(path)
+    # The page is there while the poses of photographs are estimated, and offers a choice of several scenes.
+    if path is None or (devices.nodes == 1 and (lacks_poses(path) or holds_several(path))):
+        run_until_closed(studio_of_choice(listen, **at_page, chosen=path, **asked), devices)
         return 0
     path = with_poses(path)
     from splatstudio.gui.app import nodes_asked_for, open_studio
@@ -125,7 +125,7 @@ def open_(
     else:
         studio = open_studio(path, network=listen, **at_page, **asked)
         note_opened(path)
-    studio.run_forever()
+    run_until_closed(studio, devices)
     return 0
 
 
@@ -141,7 +141,7 @@ def demo(
 
     Args:
         config: The training's settings.
-        preset: A set of settings for one wish; those given beside it win.
+        preset: Settings tuned for one goal; those given beside it win.
         listen: Where the page can be reached.
         devices: What trains, and how much fits there.
         run: Folder of the run; runs/demo by default.
@@ -175,6 +175,7 @@ def train_(
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
     resume: bool = False,
+    tls: OmitArgPrefixes[TlsFiles] = NO_TLS,
 ) -> int:
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
@@ -182,10 +183,11 @@ def train_(
         scene: A COLMAP folder, or one with transforms.json or Blender's files, or photographs or a video,
             whose camera poses are estimated first; with --resume a run will do.
         config: The training's settings.
-        preset: A set of settings for one wish; those given beside it win.
+        preset: Settings tuned for one goal; those given beside it win.
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
+        tls: How the line to those who attach is encrypted.
     """
     if preset and resume:
         raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
@@ -200,7 +202,7 @@ def train_(
         print_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
     config = with_whole_paths(config, scene)
-    return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
+    return train_scene(scene, config, run, resume=resume, given=given, devices=devices, tls=tls)
 
 
 def eval_(
@@ -278,6 +280,7 @@ def export(
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
     placement: OmitArgPrefixes[Placement] = AS_IN_THE_FILES,
     normals: bool = False,
+    strict: bool = False,
     overwrite: bool = False,
 ) -> int:
     """Write a model for other programs, in the coordinates of the scene's files or upright.
@@ -287,9 +290,10 @@ def export(
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
             .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
-        placement: Where the model is to lie.
+        placement: Coordinate system.
         normals: Write normals into a PLY or a point cloud, where they are 0 or absent by default:
             the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
+        strict: Refuse a file with splats that would be left out, as a value of them is not finite.
         overwrite: Replace files that are there already.
     """
     for written in (output, placement.cameras):
@@ -299,7 +303,9 @@ def export(
     from splatstudio.cli.terminal import console, print_part
 
     print_part(path, "Use splatstudio merge.")
-    exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
+    exported = export_model(
+        path, output, trim, placement, normals=normals, strict=strict, announce=console.print
+    )
     form, size = exported.form, output.stat().st_size / 1e6
     assert form is not None, "a file has a format"
     console.print(f"{exported.num_gaussians:,} splats written to {output} as {form.name} ({size:.1f} MB)")
@@ -324,7 +330,7 @@ def render(
     mode: DrawnMode = "color",
     overwrite: bool = False,
 ) -> int:
-    """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
+    """Render a camera path as a video, or as PNG frames. Ctrl-C cancels and removes partial output.
 
     Args:
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
@@ -349,22 +355,23 @@ def render(
     return 0
 
 
-def info(path: Positional[Path], /, images: str = "", model: int = -1) -> int:
+def info(path: Positional[Path], /, images: str = "", model: int = -1, strict: bool = False) -> int:
     """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
 
     Args:
         path: What to look at; nothing is changed.
         images: The folder of a scene's photographs, where it is not the one that its files name.
         model: Number of the COLMAP model to look at, of several; -1: the one with most photographs.
+        strict: Refuse a file of splats of which one has a value that is not finite.
     """
     from splatstudio.cli.info import print_what_is_there
 
-    print_what_is_there(path, images, model)
+    print_what_is_there(path, images, model, strict=strict)
     return 0
 
 
 def doctor(report: bool = False, run: Path | None = None) -> int:
-    """Say what this machine offers a training and whether the installation works.
+    """Check this machine and the installation.
 
     Args:
         report: Print it as a report to paste into an issue, with versions and the end of a run's log; paths,
@@ -381,7 +388,8 @@ def doctor(report: bool = False, run: Path | None = None) -> int:
 def attach_(
     address: Positional[str],
     /,
-    token: str,
+    token: str | None = None,
+    token_file: Path | None = None,
     listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
     terminal: bool = False,
     browser: bool = True,
@@ -389,20 +397,23 @@ def attach_(
     """Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave.
 
     Args:
-        address: HOST:PORT, as the training printed it.
-        token: The secret that it printed with it.
+        address: HOST:PORT or tls://HOST:PORT, as the training printed it.
+        token: The secret that it printed with it. Others of this machine may see what is typed here: the
+            variable SPLATSTUDIO_TOKEN and --token-file hide it.
+        token_file: A file that holds the secret alone.
         listen: Where the page can be reached.
         terminal: No page: print what happens, and steer it by typing.
         browser: Open the default browser, where there is a display.
     """
+    secret = attach_token(token, token_file)
     _say_starting()
     if terminal:
         from splatstudio.cli.attach import attach
 
-        return attach(address, token, sys.stdin)
+        return attach(address, secret, sys.stdin)
     from splatstudio.gui.app import open_attached
 
-    open_attached(address, token, network=listen, browser=browser).run_forever()
+    open_attached(address, secret, network=listen, browser=browser).run_forever()
     return 0
 
 

@@ -30,6 +30,9 @@ AS_GOOD = 0.08  # below the best one: named as well
 SCENE = "the scene needs none: splatstudio {command} SCENE"
 RUN = "here it is --run, the folder for all that a training leaves"
 CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc has"
+RATES = (
+    "each property has its own here: --optim.means-lr (positions), --optim.scales-lr, --optim.sh0-lr (color)"
+)
 NO_PAGE = "splatstudio train has no window; splatstudio open SCENE --train is the one with a page"
 
 OTHER_COMMANDS = {
@@ -186,6 +189,7 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("data-dir", "data", "data-path", "source-path", "d", "s", "import"), SCENE),
     **dict.fromkeys(("result-dir", "output-dir", "output-path", "model-path", "m", "export-path"), RUN),
     **dict.fromkeys(("experiment-name", "output", "o"), RUN),
+    **dict.fromkeys(("lr", "learning-rate"), RATES),
     **dict.fromkeys(("max-steps", "max-num-iterations", "iterations", "iter", "iters", "i"), "--steps"),
     **dict.fromkeys(("total-steps", "total-train-iters", "train-steps-limit"), "--steps"),
     **dict.fromkeys(("data-factor", "downscale-factor", "resize-factor", "resolution", "r"), "--downscale"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from splatstudio.files.durable import refuse_existing, refuse_unwritable, write_durably
+from splatstudio.files.inputs import read_input
 
 
 @dataclass(frozen=True)
@@ -162,3 +163,28 @@ class ScoreFiles:
 
 
 TO_THE_TERMINAL = ScoreFiles()
+
+
+TOKEN_VARIABLE = "SPLATSTUDIO_TOKEN"
+
+
+def attach_token(token: str | None, file: Path | None) -> str:
+    """Return the secret of a training: as it was typed, else that of the file, else of the environment.
+
+    Raises ValueError, a sentence, where there is none, and OSError where the file cannot be read.
+    """
+    if token is not None and file is not None:
+        raise ValueError("--token and --token-file are two secrets: omit one")
+    if token is None:
+        token = (
+            os.environ.get(TOKEN_VARIABLE, "") if file is None else read_input(file).decode(errors="replace")
+        )
+        token = token.strip()
+    if not token and file is not None:
+        raise ValueError(f"{file} holds no secret: write into it what the training printed behind --token")
+    if not token:
+        raise ValueError(
+            "a secret is needed, which the training printed: give it with --token, or where others use this"
+            f" machine with --token-file or the variable {TOKEN_VARIABLE}"
+        )
+    return token

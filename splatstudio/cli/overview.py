@@ -16,9 +16,9 @@ SUMMARIES = {
     "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photographs.",
     "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",
     "export": "Write a model for other programs, in the coordinates of the scene's files or upright.",
-    "render": "Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.",
+    "render": "Render a camera path as a video, or as PNG frames. Ctrl-C cancels and removes partial output.",
     "info": "Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.",
-    "doctor": "Say what this machine offers a training and whether the installation works.",
+    "doctor": "Check this machine and the installation.",
     "attach": (
         "Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave."
     ),

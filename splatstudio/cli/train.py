@@ -27,8 +27,9 @@ from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
+from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.launched import LaunchedRank, launched_rank, train_launched
-from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
+from splatstudio.runtime.sentences import joined_sentence, plateau_sentence, saved_sentence, stopped_sentence
 from splatstudio.runtime.stop_signals import StopRequest, leave_closed_terminal, stop_requests
 from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
@@ -113,15 +114,20 @@ def _notes_on_changed(
 
 
 def train_as_rank(
-    launched: LaunchedRank, job: messages.TrainJob, notes: tuple[str, ...], devices: DeviceOptions
+    launched: LaunchedRank,
+    job: messages.TrainJob,
+    notes: tuple[str, ...],
+    devices: DeviceOptions,
+    tls: TlsFiles,
 ) -> int:
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
+    tls.context()  # what is wrong with it is told before anything is loaded
     if launched.rank == 0:
         for note in notes:
             print(for_terminal(note))
         if job.checkpoint is not None:
             print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
-    return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at)
+    return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at, tls)
 
 
 class _LogLines:
@@ -168,6 +174,7 @@ def train_scene(
     resume: bool,
     given: Collection[str],
     devices: DeviceOptions = AS_FOUND,
+    tls: TlsFiles = NO_TLS,
 ) -> int:
     """Train to the last step or to Ctrl-C, SIGTERM or SIGHUP, which save, and return the exit code.
 
@@ -178,15 +185,13 @@ def train_scene(
     launched = launched_rank(os.environ)
     if launched is not None:
         job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
-        return train_as_rank(launched, job, notes, devices)
+        return train_as_rank(launched, job, notes, devices, tls)
     checkpoint = None
     if resume:
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: omit --batch-size auto")
         config, checkpoint = _to_resume(config, scene_path, run_dir, given)
-    if devices.nodes > 1:
-        raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
-    devices.check_alone()
+    _refuse_what_is_for_several(devices, tls)
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
@@ -194,7 +199,8 @@ def train_scene(
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
-        console.print(f"Resuming at step {first} from {checkpoint}")
+        joined = joined_sentence(checkpoint, scene)
+        console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
         if first >= config.steps:
             console.print(
                 f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more."
@@ -220,6 +226,14 @@ def train_scene(
     job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
     return _Attendance(job, first, chosen).run()
+
+
+def _refuse_what_is_for_several(devices: DeviceOptions, tls: TlsFiles) -> None:
+    if devices.nodes > 1:
+        raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
+    devices.check_alone()
+    if tls != NO_TLS:
+        raise ValueError("--tls-cert is for --attach, under torchrun or Slurm: nothing is listened for here")
 
 
 def _to_resume(
@@ -367,6 +381,9 @@ class _Attendance:
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
         if end.completed or end.step >= self._job.config.steps:
+            console.print(
+                f"See it: splatstudio open {quote(str(self._job.run_dir))}", markup=False, soft_wrap=True
+            )
             return 0
         stops = self._flat is not None and self._flat.step == end.step
         if self._flat is not None and stops:

@@ -21,7 +21,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
-from splatstudio.gui.server.access import THIS_MACHINE, Listen, advice, open_browser
+from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
 from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.controller import Controller
@@ -34,21 +34,25 @@ from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.log import LogPanel
+from splatstudio.gui.tabs.photos import PhotosPanel
 from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.gui.tabs.train import TrainPanel
 from splatstudio.gui.tabs.view import ViewPanel
-from splatstudio.gui.theme import ACCENT
+from splatstudio.gui.theme import apply_theme
+from splatstudio.poses.background import BackgroundEstimation
+from splatstudio.poses.store import PoseStore
 from splatstudio.runtime.channel.remote_server import RunCard
 from splatstudio.runtime.messages import Close, Event, Job, ModelLoaded, Saved, TrainJob
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.sentences import saved_sentence
-from splatstudio.runtime.stop_signals import stop_requests
+from splatstudio.runtime.stop_signals import StopRequest, stop_requests
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
+_AT_WORK = ("starting", "loading", "training", "restarting")
 RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300
 LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
@@ -56,7 +60,20 @@ LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 log = logging.getLogger(__name__)
 
 # What is for the studio, of the words of a command line; all else is for the training.
-OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
+OWN = {
+    "host",
+    "port",
+    "allow-host",
+    "allow-origin",
+    "tls-cert",
+    "tls-key",
+    "nodes",
+    "nodes-at",
+    "gpus",
+    "ranks",
+    "run",
+    "browser",
+}
 
 MAX_RESTARTS = 100  # a machine that is replaced counts, too
 
@@ -83,7 +100,11 @@ class Studio:
         new_controller: Callable[[Project, Callable[[Notice], None]], Controller],
     ) -> None:
         """Open the page of a project."""
-        self._gated = open_server(network)
+        self._network, self._token = network, network.new_token()
+        self._gated = open_server(network, token=self._token)
+        self._request: StopRequest | None = None  # to end, that is waited for
+        self._again = self.goes_on = False
+        self._photos: PhotosPanel | None = None
         self._server, self.port, self.url = self._gated.server, self._gated.port, self._gated.url
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
         self._refresher = Refresher(self._tell_of)
@@ -109,12 +130,36 @@ class Studio:
         """
         self.controller.train_at_once()
 
-    def run_forever(self) -> None:
-        """Serve until Ctrl-C, SIGTERM or SIGHUP, then save and end; a second Ctrl-C ends at once."""
+    def follow_estimation(self, estimation: BackgroundEstimation) -> None:
+        """Tell how an estimation of the scene's poses goes on, and end it with the studio."""
+        assert self._photos is not None, "the scene has poses of this program"
+        self._photos.estimation = estimation
+
+    def open_again(self) -> None:
+        """Let `run_forever` save and end, so that what lies on the disk now is opened at the same address.
+
+        `goes_on` says from then on whether a training shall go on.
+        """
+        self._again, self.goes_on = True, self.controller.status.state in _AT_WORK
+        if self._request is not None:
+            self._request.let_go()
+
+    @property
+    def address(self) -> TakenOver:
+        """Return where a studio listens that comes in the place of this one when this has ended."""
+        here = self._network.at_port(self.port)
+        return here.taken_over(self._token, here.take_port)
+
+    def run_forever(self) -> bool:
+        """Serve until Ctrl-C, SIGTERM or SIGHUP, then save and end; a second Ctrl-C ends at once.
+
+        Returns whether it shall be opened again, for which it also ends.
+        """
         controller = self.controller
         run_dir, unsaved = controller.project.run_dir, False
         with stop_requests() as request:
             try:
+                self._request = request
                 request.wait()
                 run_dir, unsaved = controller.project.run_dir, controller.unsaved
                 print(request.words("Saving" if unsaved else "Closing"), flush=True)
@@ -129,6 +174,7 @@ class Studio:
                 raise
             if unsaved and run_dir is not None:
                 print(for_terminal(last_words(controller.status, controller.last_saved, run_dir)))
+        return self._again and not request
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -143,8 +189,7 @@ class Studio:
 
     def _build_page(self, project: Project) -> None:
         server, gui = self._server, self._server.gui
-        gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT)
-        gui.set_panel_label("splatstudio")
+        apply_theme(gui)
         gui.main_panel.dock_right()
         gui.main_panel.set_width(RIGHT_WIDTH)
         _light(server.scene)
@@ -178,6 +223,10 @@ class Studio:
         left = gui.add_panel()
         with left.add_tab("Devices") as tab:
             add(RanksPanel(page) if self.controller.elsewhere else DevicesPanel(page, tab))
+        if project.scene is not None and PoseStore.of_model(project.scene.model_folder) is not None:
+            with left.add_tab("Photos") as tab:
+                add(photos := PhotosPanel(page, tab, project.scene, self.open_again))
+            self._photos = photos
         with left.add_tab("Log"):
             add(LogPanel(page, self._news))
         left.dock_left()
@@ -251,7 +300,7 @@ def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str
     project = studio.controller.project
     if project.device_use.text:
         print(project.device_use.for_terminal(), flush=True)
-    told = advice(network.host, studio.url, studio.port, os.environ)
+    told = advice(network, studio.url, studio.port, os.environ)
     for note in (*told, *project.notes, *filter(None, [last])):
         print(for_terminal(note), flush=True)
     if browser:

@@ -38,6 +38,7 @@ BEHIND: dict[State, str] = {
 }
 
 STOP, SAVE = "Stop", "Save"
+MAX_SUGGESTED_STEPS = 10_000  # that are proposed when all steps are done
 
 
 class TaskBar(Panel):
@@ -122,7 +123,7 @@ class PlateauBar(Panel):
             "Puts this away; the training goes on anyway.",
         )
         stop = self.button("Stop here", lambda _: self.controller.send(Stop()), ACCENT, hint=saves)
-        go_on = self.button("Go on", lambda _: self._decline(), hint=away)
+        go_on = self.button("Continue", lambda _: self._decline(), hint=away)
         for button in (stop, go_on):
             self.keep(button, visible=lambda: self._offer is not None)
 
@@ -231,9 +232,11 @@ class StatusPanel(Panel):
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         begins = "Begins a new run, with settings to choose; nothing is overwritten."
         ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."
-        self._primary = self.button(
-            "Start training", lambda _: controller.press_primary(), ACCENT, visible=can_train
-        )
+        self._primary = self.button("Start training", lambda _: self._press(), ACCENT, visible=can_train)
+        goes_on = "How many steps the button above adds to those that are done."
+        self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
+        self._typed = False  # somebody has chosen how many
+        self._more.on_update(self._choose_more)
         start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
         running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
@@ -247,6 +250,15 @@ class StatusPanel(Panel):
             self.keep(pause, disabled=lambda: not controller.choice().enabled)
             self.keep(save, disabled=lambda: not controller.can_order)
 
+    def _choose_more(self, event: viser.GuiEvent) -> None:
+        self._typed = self._typed or event.client is not None
+
+    def _press(self) -> None:
+        if self.controller.can_train_more:
+            self.controller.train_more(self._more.value)
+        else:
+            self.controller.press_primary()
+
     def look(self) -> None:
         """Look for the files beside a part."""
         self._part.look()
@@ -258,15 +270,27 @@ class StatusPanel(Panel):
         project, choice, other = controller.project, controller.choice(), controller.other_model
         task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
-        self._head.content = header_html(project.name, told, self.page.viewport.num_viewers, task, other)
+        viewers, newer = self.page.viewport.num_viewers, controller.newer_step
+        self._head.content = header_html(project.name, told, viewers, task, other, newer)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
-        self._primary.label, self._primary.disabled = choice.label, not choice.enabled
+        self._more.visible = more = controller.can_train_more
+        self._typed = self._typed and more
+        if more and not self._typed:
+            self._more.value = suggested_steps(status.step)
+        last = status.step + self._more.value
+        self._primary.label = f"Train on to step {last:,}" if more else choice.label
+        self._primary.disabled = not (choice.enabled or more)
         # What stays in sight when the dock is scrolled or folded up.
         label = panel_label(status, done, task)
         if label != self._label:
             self._label = label
             self.gui.set_panel_label(label)
+
+
+def suggested_steps(done: int) -> int:
+    """Return how many steps to add to a training that has `done` all of its own: as many again, if few."""
+    return min(max(done, 1), MAX_SUGGESTED_STEPS)
 
 
 def idle_gpu_html(use: DeviceUse) -> str:
@@ -290,13 +314,19 @@ def panel_label(status: Status, done: float, task: TaskStatus | None = None) -> 
 
 
 def header_html(
-    name: str, status: Status, num_viewers: int, task: TaskStatus | None = None, other: Path | None = None
+    name: str,
+    status: Status,
+    num_viewers: int,
+    task: TaskStatus | None = None,
+    other: Path | None = None,
+    newer: int | None = None,
 ) -> str:
     """Return the head of the dock as HTML; everything from outside is escaped.
 
     A long task in progress is told here as well: its own bar may be below what the window shows. It takes the
     place of the number of viewers, so that nothing moves when it begins and ends. Of a model in the view that
-    is of no step of this run, `other`, only its own figures are shown.
+    is of no step of this run, `other`, only its own figures are shown; `newer` is the run's newest step where
+    an older one is in the view.
     """
     word, color = state_word(status)
     aside = f"{num_viewers} viewers" if num_viewers > 1 else ""
@@ -307,7 +337,11 @@ def header_html(
         f'<div class="value" data-splatstudio="{label.lower().replace(" ", "-")}">{value}</div></div>'
         for label, value in _figures(status, alone=other is not None)
     )
-    below = "" if other is None else note_html(f"In the view: {other}, not of this run.", mark="other")
+    below = "" if other is None else note_html(f"Viewing {other} (another run).", mark="other")
+    if newer is not None:
+        below += note_html(
+            f"Viewing step {status.step:,}; the newest of this run is {newer:,}.", mark="older"
+        )
     below += box_html(status.message, "bad", mark="message") if status.message else ""
     name = html.escape(name)
     return (

@@ -213,7 +213,7 @@ class Page:
         """Return where a new file goes: what is there already stays as it is, which is told."""
         path = free_path(wanted)
         if path != wanted:
-            self.notify(Notice(f"Writing {path.name}", f"{wanted} exists and stays as it is."))
+            self.notify(Notice(f"Writing {path.name}", f"Kept existing {wanted}; saved as {path.name}."))
         return path
 
     def refuse(self, title: str, why: ValueError | OSError | str) -> None:

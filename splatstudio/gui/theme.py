@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+import viser
+
 from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.modes import ColorMapName, Legend
 from splatstudio.runtime.messages import State
@@ -28,6 +30,12 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
     "failed": ("Failed", "#ff5c5c"),
     "ended": ("Ended", "#8b95a5"),
 }
+
+
+def apply_theme(gui: viser.GuiApi) -> None:
+    """Give a page of viser's our look and name."""
+    gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT)
+    gui.set_panel_label("splatstudio")
 
 
 def css(color: Sequence[int]) -> str:

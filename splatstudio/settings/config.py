@@ -105,6 +105,9 @@ class TrainConfig:
     init: str = setting(
         "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
     )
+    init_fit: bool = setting(
+        False, "Turn, scale and shift the model of init to the scene's points: it has other coordinates."
+    )
     init_random: int = setting(20_000, "Number of random splats where the scene has no points.", 1)
     antialiased: bool = setting(False, "Compensate the opacity of splats smaller than a pixel.")
     background: tuple[float, float, float] = setting(
@@ -151,7 +154,7 @@ class TrainConfig:
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default",
-        "Who is born and who dies while the model trains; --preset also sets what goes well with that.",
+        "Densification strategy, by which splats come and go; --preset also sets what goes well with it.",
     )
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
@@ -199,7 +202,7 @@ def declaration(cls: type, path: str) -> Setting:
         cls = typing.get_type_hints(cls).get(group, object) if is_dataclass(cls) else object
     declared = {f.name: f for f in fields(cls)}.get(name) if is_dataclass(cls) else None
     if declared is None or "setting" not in declared.metadata:
-        raise ValueError(f"unknown setting {path!r}")
+        raise ValueError(f"unknown setting {path!r:.60}")
     return declared.metadata["setting"]
 
 
@@ -250,12 +253,14 @@ def changed(config: Any, path: str, value: Any) -> Any:
 
 def _from_json(cls: type, values: Any, path: str) -> Any:
     if not isinstance(values, dict):
-        raise ValueError(f"the settings {path.rstrip('.') or cls.__name__} must be an object, not {values!r}")
+        raise ValueError(
+            f"the settings {path.rstrip('.') or cls.__name__} must be an object, not {values!r:.60}"
+        )
     hints, known = typing.get_type_hints(cls), {f.name for f in fields(cls)}
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"unknown setting {path + name!r}")
+            raise ValueError(f"unknown setting {path + name!r:.60}")
         if is_dataclass(hints[name]):
             arguments[name] = _from_json(hints[name], value, f"{path}{name}.")
         else:

@@ -1,4 +1,4 @@
-"""Sets of settings for one wish each, and notes on settings that do not go together."""
+"""Sets of settings tuned for one goal each, and notes on settings that do not go together."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _PRESETS = (
         # Of full size a little sooner: +0.4 dB on the fox in these few steps, in the same time.
         {**_FAST, "steps": 1500, "fast.density": 0.09, "coarse.until": 0.3},
     ),
-    Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
+    Preset("default", "The original 3DGS method (Kerbl et al. 2023).", {}),
     Preset(
         "quality",
         "The rules of mcmc with twice as many splats: the finest detail.",
@@ -89,7 +89,7 @@ _PRESETS = (
     ),
     Preset(
         "fast",
-        "The picture of default in less time, with less than half of the splats.",
+        "Quality like default, faster, with under half the splats.",
         {**_FAST, **_FEW},
     ),
 )

@@ -66,7 +66,7 @@ def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> 
     try:
         return msgspec.convert(value, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
     except msgspec.ValidationError:
-        raise ValueError(f"{name} must be {in_words(kind)}, not {value!r}") from None
+        raise ValueError(f"{name} must be {in_words(kind)}, not {value!r:.60}") from None
 
 
 def in_words(kind: Any) -> str:

@@ -83,10 +83,10 @@ class McmcConfig:
     )
     every: int = setting(100, "Steps between two relocations.", 1)
     max_gaussians: int = setting(
-        0, "How many there are to be, densify.max_gaussians at most; 0: as many as density says.", 0
+        0, "Target count, densify.max_gaussians at most; 0: as many as density says.", 0
     )
     density: float = setting(
-        0.3, "How many, over the pixels of a photograph times the square root of their number.", 1e-3, 100
+        0.3, "Target count over the pixels of a photograph times the square root of their number.", 1e-3, 100
     )
     grow_factor: float = setting(
         1.05, "At least so many times as many after each relocation, up to all.", 1, 2

@@ -2,8 +2,10 @@
 
 A headless Chromium, which draws without a GPU, opens the studio's page as a user does. `first_view_s` are the
 seconds from the opening of the address, with nothing in the browser's cache, until the points are on the
-screen; before any training. `displayed_fps` are the different pictures of the model that the browser drew a
-second while its camera was turned with the mouse and the model trained on the same cores.
+screen; before any training. A finished run is then loaded `--loads` times: when our own page was first
+painted, when the opening was gone and the first picture there, and how many pictures were rendered from
+another camera than the first view. `displayed_fps` are the different pictures of the model that the browser
+drew a second while its camera was turned with the mouse and the model trained on the same cores.
 
     python tests/bench/page.py --json
     python tests/bench/page.py --scene FOLDER
@@ -27,8 +29,14 @@ import numpy as np
 import psutil
 from playwright.sync_api import Error as PlaywrightError
 
+from splatstudio.api import train
+from splatstudio.cameras.camera import Camera
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.access import Listen
+from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.project import open_project
+from splatstudio.runtime.messages import ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +47,7 @@ ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftsh
 COLORED = 40  # of 255: how far the channels of a pixel differ that shows a point or a camera
 MIN_PIXELS = 200
 LIMIT_SECONDS = 60.0
+RUN_STEPS = 300  # of the run that is opened when it is finished
 
 # Counts the redraws that show another picture than the one before.
 COUNT_PICTURES = """() => {
@@ -52,6 +61,7 @@ COUNT_PICTURES = """() => {
 }"""
 
 
+OPENED = "document.getElementById('root') && !document.getElementById('splatstudio-opening')"
 SHOWN = "window.countedPictures.shown"
 
 
@@ -77,6 +87,7 @@ def seconds_to_points(browser: Any, url: str, size: tuple[int, int]) -> tuple[fl
     page = context.new_page()
     start, used = time.monotonic(), browser_seconds()
     page.goto(url, wait_until="commit")
+    page.wait_for_function(OPENED)
     # Where neither dock nor notification is.
     clip = {"x": 320, "y": 60, "width": max(100, size[0] - 750), "height": size[1] - 200}
     while not shows_points(page, clip):
@@ -85,6 +96,46 @@ def seconds_to_points(browser: Any, url: str, size: tuple[int, int]) -> tuple[fl
     seconds, used = time.monotonic() - start, browser_seconds() - used
     context.close()
     return seconds, used
+
+
+def opened_runs(browser: Any, run: Path, size: tuple[int, int], loads: int) -> dict[str, float]:
+    """Open a finished run several times; return the medians in seconds, and the pictures of wrong cameras."""
+    cameras: list[np.ndarray] = []
+
+    class Watched(Controller):
+        def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+            cameras.append(camera.position)
+            return super().render(view, camera, options)
+
+    painted: list[float] = []
+    opened: list[float] = []
+    studio = Studio.__new__(Studio)
+    studio._serve(open_project(run, TrainConfig(), None, None), Listen(port=0), Watched)
+    try:
+        while not studio.controller.status.has_model:
+            time.sleep(0.1)
+        for _ in range(loads):
+            context = browser.new_context(viewport={"width": size[0], "height": size[1]})
+            page = context.new_page()
+            start = time.monotonic()
+            page.goto(studio.url, wait_until="commit")
+            page.wait_for_function(OPENED)
+            opened.append(time.monotonic() - start)
+            paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            painted.append(paint / 1000.0)
+            time.sleep(1.0)
+            context.close()
+        first = studio._server.initial_camera.position
+        wrong = int(sum(np.linalg.norm(position - first) > 1e-3 for position in cameras))
+    finally:
+        studio.close()
+    return {
+        "first_paint_s": round(statistics.median(painted), 2),
+        "first_picture_s": round(statistics.median(opened), 2),
+        "loads": loads,
+        "pictures": len(cameras),
+        "pictures_from_a_wrong_camera": wrong,
+    }
 
 
 def shows_points(page: Any, clip: dict[str, int]) -> bool:
@@ -133,8 +184,10 @@ def drag(page: Any, x: float, y: float, seconds: float) -> None:
         time.sleep(1 / 30)
 
 
-def measure(scenes: list[Path], size: tuple[int, int], rounds: int, seconds: float) -> dict[str, float]:
-    """Measure both, on each scene; `displayed_fps` on the last."""
+def measure(
+    scenes: list[Path], size: tuple[int, int], rounds: int, seconds: float, loads: int
+) -> dict[str, float]:
+    """Measure all, on each scene; `displayed_fps` and the loads of a run on the last."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -157,6 +210,9 @@ def measure(scenes: list[Path], size: tuple[int, int], rounds: int, seconds: flo
             finally:
                 studio.controller.kill()
                 studio.close()
+        run = Path("finished").resolve()
+        train(scenes[-1], steps=RUN_STEPS, downscale=2, run_dir=run)
+        figures |= opened_runs(browser, run, size, loads)
         browser.close()
     views = [value for name, value in figures.items() if name.startswith("first_view_s_")]
     return {"first_view_s": max(views), **figures, "load_average": round(os.getloadavg()[0], 1)}
@@ -169,6 +225,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280, help="of the window, px")
     parser.add_argument("--height", type=int, default=720)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loads", type=int, default=20, help="of a finished run")
     parser.add_argument("--seconds", type=float, default=10.0, help="of dragging")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
@@ -176,7 +233,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scenes = [scene.resolve() for scene in scenes]
         os.chdir(folder)
-        figures = measure(scenes, (arguments.width, arguments.height), arguments.rounds, arguments.seconds)
+        size = (arguments.width, arguments.height)
+        figures = measure(scenes, size, arguments.rounds, arguments.seconds, arguments.loads)
     if arguments.json:
         print(json.dumps(figures))
         return

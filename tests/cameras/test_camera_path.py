@@ -201,10 +201,19 @@ def ring_of_cameras(azimuths: np.ndarray, *, radius: float = 1.0, height: float 
     return [Camera(look_at(np.array(p), np.zeros(3), Z), K, 320, 240) for p in positions]
 
 
+@pytest.mark.parametrize(("photo", "video"), [((1600, 1200), (1600, 1200)), ((3000, 4000), (1440, 1920))])
+def test_a_video_has_the_photographs_shape_and_a_size_of_use(
+    photo: tuple[int, int], video: tuple[int, int]
+) -> None:
+    cameras = [camera.resized(*photo) for camera in ring_of_cameras(np.linspace(0.0, 6.0, 20))]
+    path = orbit_of(cameras, seconds=2.0)
+    assert (path.width, path.height) == video
+
+
 def test_orbit_of_a_full_capture_goes_around_at_its_height() -> None:
     cameras = ring_of_cameras(np.linspace(0, 2 * math.pi, 20, endpoint=False))
     path = orbit_of(cameras, seconds=2.0)
-    assert (path.width, path.height) == (320, 240)
+    assert (path.width, path.height) == (1280, 960), "a video is no stamp, whatever the photographs are"
     offsets = np.stack([camera.position for camera in path.cameras()])
     assert offsets[:, 2] == pytest.approx(np.full(60, 0.4), abs=1e-6)
     azimuths = np.unwrap(np.arctan2(offsets[:, 1], offsets[:, 0]))

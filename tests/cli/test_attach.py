@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli.attach import attach, command_of
+from splatstudio.cli.options import attach_token
 from splatstudio.cli.terminal import event_line
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
@@ -129,14 +130,20 @@ def steer(command: list[object]) -> str:
         [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as attached:
         assert attached.stdin is not None and attached.stdout is not None
+        answers = attached.stdout
+
+        def read_until(answer: str) -> None:
+            while line := answers.readline():
+                told.append(line)
+                if answer in line and "Type:" not in line:
+                    return
+
         sayings = [("evaluate", "PSNR"), ("set optim.means_lr 1e-5", "optim.means_lr"), ("step 5", "paused")]
+        read_until("rank 1: ")  # Told every second or so: a training this short could end before it.
         for typed, answer in [*sayings, ("save", "Saved"), ("stop", "finished")]:
             attached.stdin.write(typed + "\n")
             attached.stdin.flush()
-            while line := attached.stdout.readline():
-                told.append(line)
-                if answer in line and "Type:" not in line:
-                    break
+            read_until(answer)
         told.append(attached.communicate(timeout=200)[0])
         assert attached.returncode == 0, told
     return "".join(told)
@@ -164,3 +171,26 @@ def test_a_training_of_torchrun_is_steered_from_another_terminal(blob_folder: Pa
     assert "optim.means_lr is 1e-05" in told and "State: paused" in told, told
     assert "State: finished" in told and "rank 1: " in told, told
     assert len(list((tmp_path / "run" / "ckpts").glob("step_*/rank00001-of-00002.safetensors"))) >= 1
+
+
+def test_the_secret_is_typed_or_in_a_file_or_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("of the file\n")
+    monkeypatch.setenv("SPLATSTUDIO_TOKEN", "of the environment")
+    assert attach_token("typed", None) == "typed"
+    assert attach_token(None, file) == "of the file"
+    assert attach_token(None, None) == "of the environment"
+    with pytest.raises(ValueError, match="are two secrets: omit one"):
+        attach_token("typed", file)
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="token holds no secret"):
+        attach_token(None, file)
+    monkeypatch.delenv("SPLATSTUDIO_TOKEN")
+    with pytest.raises(
+        ValueError, match=r"a secret is needed.*--token-file or the variable SPLATSTUDIO_TOKEN"
+    ):
+        attach_token(None, None)
+    with pytest.raises(OSError, match="not a regular file"):
+        attach_token(None, Path("/dev/zero"))

@@ -132,6 +132,7 @@ def test_resume_goes_on_to_a_later_step(
     monkeypatch.setattr(rank_devices, "read_driver", no_driver)
     monkeypatch.setattr(rank_devices, "has_nvidia_card", lambda: True)
     code, output = command("train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
+    assert output.rstrip().endswith(f"See it: splatstudio open {run_dir}")
     assert code == 0 and "Resuming at step 60" in output
     assert "CPU: an NVIDIA card is built in, but its driver does not answer" in output
     checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")

@@ -121,6 +121,12 @@ def test_the_options_are_those_that_help_lists(
     assert listed == set(options_of(cli.COMMANDS[command]))
 
 
+@pytest.mark.parametrize("option", ["--lr", "--learning-rate"])
+def test_who_asks_for_the_learning_rate_is_told_of_the_rates(option: str) -> None:
+    told = mistake_in(["train", "SCENE", option, "1e-3"], cli.COMMANDS)
+    assert told is not None and "--optim.means-lr" in told and "exposure" not in told
+
+
 def test_the_words_of_others_lead_to_options_that_there_are() -> None:
     known = options_of(cli.COMMANDS["train"])
     for name, here in OTHER_NAMES.items():

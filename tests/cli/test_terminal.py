@@ -107,7 +107,7 @@ def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.Capt
             "step-9.ckpt",
             {"step": 9, "pipeline": {}},
             "step-9.ckpt",
-            "nerfstudio's `ns-export gaussian-splat`",
+            "nerfstudio's, but not of its splatfacto: it has no splats",
         ),
         ("ckpt_9_rank0.pt", {"step": 9, "splats": {}}, ".", "ckpt_9_rank0.pt has no 'means'"),
         ("points.ply", b"", ".", "is not a scene"),
@@ -158,6 +158,8 @@ def test_a_file_that_the_system_refuses_is_named_without_a_number() -> None:
     told = in_words(PermissionError(13, "Permission denied", "runs/a/lock"))
     assert told == "runs/a/lock cannot be read or written: Permission denied"
     assert in_words(ValueError("so it is")) == "so it is"
+    full = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+    assert in_words(full).endswith("or name another folder in the variable TMPDIR")
 
 
 def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(

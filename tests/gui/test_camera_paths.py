@@ -6,6 +6,7 @@ import errno
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,23 @@ def test_what_a_full_disk_did_not_take_is_told_and_tried_again(
     assert store._thread is not None
     store._thread.join(120.0)
     assert not store._thread.is_alive()
+
+
+def test_the_path_stays_with_the_run_that_is_started_over(
+    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.run_dir is not None
+    store, editor = (
+        PathStore(project),
+        PathEditor(Draft(CameraPath(random_keys(3, 4), width=1920, height=1080))),
+    )
+    store.save_soon(editor.path, "mine")
+    another = replace(project, run_dir=project.run_dir.with_name("another"))
+    assert not store.follow(project) and store.follow(another)
+    editor.begin_anew()
+    assert store.names() == [] and PathStore(project).names() == ["mine"]
+    assert editor.path.keyframes == () and (editor.path.width, editor.path.height) == (1920, 1080)
+    assert not editor.can_undo
+    store.close()

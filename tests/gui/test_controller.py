@@ -340,9 +340,7 @@ def test_the_head_mixes_no_figures_of_two_runs(blob_scene: Scene, blob_folder: P
         return header_html("blobs", controller.status, 1, None, controller.other_model)
 
     told = head(other, 5)
-    assert (
-        controller.other_model == other and "runs/&lt;other&gt;/ckpts/step_00000005, not of this run" in told
-    )
+    assert controller.other_model == other and "runs/&lt;other&gt;/ckpts/step_00000005 (another run)" in told
     assert ">5</div>" in told and "0.5000" not in told and "23.00 dB" not in told and "100,000" not in told
     told = head(own, 3)
     assert controller.other_model is None and "not of this run" not in told

@@ -172,7 +172,7 @@ def test_a_running_training_takes_live_settings_and_refuses_the_rest(
     ready.wait(lambda _: controller.project.config.ssim_weight == 0.5, "confirmed")
 
     def times_told() -> int:
-        return sum("SSIM weight is 0.5 from step" in notice.text for notice in notices)
+        return sum("SSIM weight changed to 0.5 at step" in notice.text for notice in notices)
 
     ready.wait(lambda _: times_told() > 0, "told")
     assert times_told() == 1
@@ -210,6 +210,36 @@ def test_a_finished_run_opened_again_can_be_given_more_steps_and_other_settings(
     config = verify_checkpoint(checkpoint)["config"]
     assert config["optim"]["sh0_lr"] == 0.01 and config["steps"] == 11
     assert open_project(blob_folder, TrainConfig(), None).resume_step is None, "all its steps are done"
+
+
+def test_an_older_model_of_the_run_shows_its_own_figures_and_the_way_to_the_newest(
+    steered: Desks, blob_folder: Path
+) -> None:
+    config = TrainConfig(steps=40, eval_steps=(20, 40), save_steps=(20,), sh_degree=0)
+    it = steered(blob_folder, config)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
+    controller.press_primary()
+    it.wait(lambda status: status.state == "finished" and status.step == 40, "all steps")
+    newest = controller.status
+    controller.view(Path("runs/blobs/ckpts/step_00000020"))
+    it.wait(lambda status: status.state == "viewing" and status.step == 20, "the older one")
+    history, older = controller.history, controller.status
+    assert controller.newer_step == 40 and not controller.can_train_more
+    assert (older.loss, older.test_psnr) == (history.loss.at(20), history.test_psnr.of(20))
+    assert older.loss != newest.loss and older.test_psnr != newest.test_psnr and older.test_psnr is not None
+    assert controller.choice().label == "Show step 40" and controller.choice().enabled
+    controller.press_primary()
+    it.wait(lambda status: status.state == "viewing" and status.step == 40, "the newest again")
+    assert controller.newer_step is None and controller.can_train_more
+    assert (controller.status.loss, controller.status.test_psnr) == (newest.loss, newest.test_psnr)
+    controller.close()
+    again = steered(Path("runs/blobs/ckpts/step_00000020"), TrainConfig())
+    again.wait(lambda status: status.state == "viewing" and status.step == 20, "the older one, opened alone")
+    assert again.controller.newer_step == 40 and again.controller.choice().label == "Show step 40"
+    alone = again.controller.status  # the curve on the disk has fewer points
+    assert alone.test_psnr == older.test_psnr and alone.loss == again.controller.history.loss.at(20)
+    assert alone.loss != newest.loss
 
 
 def test_densifications_are_told_and_found_again_on_disk(steered: Desks, blob_folder: Path) -> None:

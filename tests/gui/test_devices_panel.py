@@ -61,13 +61,14 @@ def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
     known = DeviceReading(0, "GPU <1>", 10**9, 2 * 10**9, 8 * 10**9, 55.0, 61.0, 250.0)
     page = devices_html((known,), (RankRow(1234, 0.02),))
     assert "GPU &lt;1&gt;" in page and "<1>" not in page
-    for text in ("55 %", "61 °C", "250 W", "1.0 ours + 2.0 others’ of 8.0 GB", "1,234 splats, 20 ms/step"):
+    memory = "1.0 GB this app, 2.0 GB others, 8.0 GB total"
+    for text in ("55 %", "61 °C", "250 W", memory, "1,234 splats, 20 ms/step"):
         assert text in page
     dead = devices_html((DeviceReading(0, "GPU"), DeviceReading(1, "GPU")), ())
     assert dead.count("not available") == 8 and "0 %" not in dead
     # In a container the driver does not tell which processes are ours.
     hidden = devices_html((DeviceReading(0, "GPU", None, 2 * 10**9, 8 * 10**9),), (RankRow(7, None),))
-    assert "2.0 of 8.0 GB, ours not available" in hidden and "Rank 0: 7 splats" in hidden
+    assert "2.0 of 8.0 GB, this app not available" in hidden and "Rank 0: 7 splats" in hidden
     cpu = devices_html((DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0),), ())
     assert "°C" not in cpu and "CPU rank 0" in cpu and "not available" not in cpu
 
@@ -79,9 +80,9 @@ def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:
     panel.close()
     cpu = DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0)
     panel._offer((cpu,))
-    assert panel._choice.options == ("Utilization", "Memory of ours")
+    assert panel._choice.options == ("Utilization", "Memory of this app")
     panel._offer((DeviceReading(0, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, None),))
-    assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
+    assert panel._choice.options == ("Utilization", "Memory of this app", "Temperature")
     panel._offer((cpu,))
     assert "Temperature" in panel._choice.options, "what was told once is offered on"
 

@@ -13,7 +13,7 @@ from blob_models import blobs
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app
-from splatstudio.gui.dock import header_html, part_html
+from splatstudio.gui.dock import header_html, part_html, suggested_steps
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.theme import duration, size
 from splatstudio.models.merging import merge_to_open, place_of_merged
@@ -31,6 +31,10 @@ def test_a_training_that_was_stopped_is_not_called_finished() -> None:
 
     assert ">Stopped<" in shown(49) and "Finished" not in shown(49)
     assert ">Finished<" in shown(50) and "Stopped" not in shown(50)
+
+
+def test_as_many_steps_again_are_proposed_but_not_for_days() -> None:
+    assert [suggested_steps(done) for done in (1500, 3000, 30_000)] == [1500, 3000, 10_000]
 
 
 def test_numbers_are_said_as_people_say_them() -> None:

@@ -24,6 +24,7 @@ from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, FileWorker
+from splatstudio.runtime.messages import Started
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
@@ -45,7 +46,7 @@ def test_what_was_asked_about_is_deleted_whatever_is_chosen_now(page: Any, run: 
     panel = evaluate_panel(page)
     panel._ask(entry_of(panel, 10))
     panel._list.selected = entry_of(panel, 20)  # as a look at the disk may have it
-    panel._answered("Delete it")
+    panel._answered("Delete")
     assert steps(run) == ["step_00000020"]
 
 
@@ -56,7 +57,7 @@ def test_what_has_changed_since_the_question_is_not_deleted(page: Any, run: Path
     save_checkpoint(run, example(10, seed=1))
     for reason in ("has changed since you were asked", "nothing is deleted"):
         with pytest.raises(ValueError, match=reason):
-            panel._answered("Delete it")
+            panel._answered("Delete")
         assert steps(run) == ["step_00000010"]
 
 
@@ -93,7 +94,7 @@ def test_a_file_that_exists_is_not_written_over(
     panel = ExportPanel(page)
     panel._path.value = str(there)
     panel._write()
-    assert sent[-1].path == tmp_path / "model-2.ply" and "exists and stays" in notices[-1].text
+    assert sent[-1].path == tmp_path / "model-2.ply" and "model.ply; saved as model-2.ply" in notices[-1].text
     assert evaluate_panel(page)._output(str(there)) == tmp_path / "model-2.ply"
     for name, other in [("a.compressed.ply", "a-2.compressed.ply"), ("v1.5.spz", "v1.5-2.spz"), ("b", "b-2")]:
         assert free_path(tmp_path / name) == tmp_path / name
@@ -178,3 +179,39 @@ def test_nothing_is_evaluated_or_exported_into_a_file_without_a_name(
     with pytest.raises(ValueError, match="names no file"):
         export._write()
     assert sent == []
+
+
+def test_weights_that_are_missing_are_downloaded_by_a_button(
+    page: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"alex"}
+    monkeypatch.setattr("splatstudio.gui.tabs.lpips_weights.lacks_weights", lambda name: name not in there)
+    monkeypatch.setattr("splatstudio.gui.tabs.lpips_weights.fetch_lpips", there.add)
+    panel = evaluate_panel(page)
+    (button,) = (handle for handle, name, _ in panel._weights._kept if name == "label")
+    panel.look()
+    panel.refresh()
+    assert button.visible and button.label == "Download LPIPS weights"
+    panel._lpips.value = "AlexNet"
+    panel.look()
+    panel.refresh()
+    assert not button.visible, "those are here"
+    panel._lpips.value = "Both"
+    panel.look()
+    panel._weights._download()
+    panel.refresh()
+    assert there == {"alex", "vgg"} and not button.visible
+
+
+def test_when_a_training_goes_on_the_newest_model_is_what_buttons_act_on(page: Any, run: Path) -> None:
+    for step in (10, 20):
+        save_checkpoint(run, example(step))
+    panel = evaluate_panel(page)
+    older = panel._list.entries[-1]
+    panel._list._select(older)
+    panel.refresh()
+    assert panel._list.selected == older and panel._more.label == f"Step {older.step:,}"
+    panel.follow(Started(older.step + 1, 100, 9, 8, 1))
+    panel.refresh()
+    newest = panel._list.entries[0]
+    assert panel._list.selected == newest != older and panel._more.label == f"Step {newest.step:,}"

@@ -120,4 +120,15 @@ def test_a_video_takes_no_other_ones_place(
     section._file.value = str(tmp_path / "mine.mp4")
     section._start(cast(viser.ClientHandle, object()))
     assert sent[0].output == tmp_path / "mine-2.mp4"
-    assert "mine-2.mp4" in notices[0].title and "mine.mp4 exists and stays" in notices[0].text
+    assert "mine-2.mp4" in notices[0].title and "mine.mp4; saved as mine-2.mp4" in notices[0].text
+
+
+def test_a_run_that_is_started_over_is_whole_again(page: Any, run: Path) -> None:
+    shown: list[Trim] = []
+    trim = TrimSection(page, shown.append)
+    trim._opacity.value, trim._crop.value = 0.3, True
+    trim.refresh()
+    assert not trim.trim.keeps_all and shown[-1] == trim.trim
+    page.controller.project = replace(page.controller.project, run_dir=run.with_name("another"))
+    trim.refresh()
+    assert trim.trim == KEEP_ALL == shown[-1] and trim._box is None and not trim._from.visible

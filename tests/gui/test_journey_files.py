@@ -12,6 +12,7 @@ from blob_models import blobs
 from gui_parts import TIMEOUT
 from studio_page import CANVAS, PAGE_TEST, Screen
 
+from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.models.merging import place_of_merged
 from splatstudio.runtime.messages import Export
 
@@ -47,9 +48,27 @@ def test_a_part_is_merged_turned_and_watched_by_browsers_that_come_and_go(
     screen.wait(lambda: shown.count() == 0 and merge.count() == 0, "the notice is gone")
     assert controller.project.export_path(None).parent == (part.parent / "exports").resolve()
     screen.wait(lambda: screen.page.get_by_text("Written").count() > 0, "it is told where it lies")
+    type_negative_fractions(screen)
     choose_up_in_one_of_two_browsers(screen, browser)
     come_back_after_a_failure(screen, tmp_path)
     assert screen.errors == []
+
+
+def type_negative_fractions(screen: Screen) -> None:
+    """Type the corner of a crop box as people do: the sign stays, and what is no number is forgotten."""
+    screen.tab("Export")
+    screen.page.get_by_text("Filter", exact=True).click()
+    screen.switch("Crop to a box").click()
+    trim = screen.panel(ExportPanel)._trim
+    field, keyboard = screen.field("From"), screen.page.keyboard
+    for typed, number in [("-0.22", -0.22), ("-0.05", -0.05), ("-1.5", -1.5), ("-", -1.5), ("0.25", 0.25)]:
+        field.click()
+        keyboard.press("Control+A")
+        keyboard.type(typed, delay=20)
+        keyboard.press("Tab")
+        screen.wait(lambda number=number: (trim.trim.crop or (0.0,))[0] == number, f"{typed} is {number}")
+        assert float(field.input_value()) == number
+    screen.switch("Crop to a box").click()
 
 
 def choose_up_in_one_of_two_browsers(screen: Screen, browser: Any) -> None:

@@ -28,6 +28,8 @@ def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera_and_pictures_have_na
     blank.focus("#canvas")
     blank.keyboard.press("ArrowLeft")
     assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
+    blank.keyboard.press("Control+a")
+    assert "a" not in blank.evaluate("window.heard"), "the camera does not move with it"
     blank.locator("button[aria-label='All commands']").wait_for(state="attached")
     blank.close()
 

@@ -94,7 +94,7 @@ def put_the_offer_away_and_take_it(screen: Screen, browser: Any) -> None:
     other.goto(screen.studio.url)
     other.get_by_role("button", name="Stop here", exact=True).wait_for(timeout=1000 * TIMEOUT)
     other.close()
-    screen.button("Go on").click()
+    screen.button("Continue").click()
     stop.wait_for(state="hidden")
     assert controller.status.state == "paused", "what is paused stays so"
     screen.button("Resume").click()

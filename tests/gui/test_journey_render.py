@@ -81,7 +81,15 @@ def make_paths_ready_made(screen: Screen) -> None:
         screen.seen(button).click()
         screen.wait(lambda name=name: screen.draft.name == name, f"{button} makes a path")
         assert num_keyframes(screen) >= 4
+        assert max(screen.draft.path.width, screen.draft.path.height) == 1280, (
+            "small photographs, a whole video"
+        )
     assert screen.draft.path.duration > 0
+    screen.choose("Size", "Square (1080 × 1080)")
+    screen.wait(lambda: screen.draft.path.width == 1080, "the size is taken")
+    screen.seen("Orbit").click()
+    screen.wait(lambda: screen.draft.name == "orbit-2", "another orbit")
+    assert screen.draft.path.height == screen.draft.path.width == 1080, "a size that was chosen stays"
     screen.seen("Empty").click()
     # The keyframe that was deleted has left a path of the same name.
     screen.wait(lambda: screen.draft.name == "path-2" and num_keyframes(screen) == 0, "a new one")

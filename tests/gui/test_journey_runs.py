@@ -113,7 +113,7 @@ def delete(screen: Screen, run: Path) -> None:
     newest = newest_checkpoint(run)
     choose_step_40(screen)
     question = screen.page.get_by_text("Delete step 40 of blobs")
-    for answer in ("Keep it", "Delete it"):  # what is kept can be asked about again
+    for answer in ("Cancel", "Delete"):  # what is kept can be asked about again
         screen.button("Delete").click()
         question.wait_for()
         assert (run / "ckpts" / "step_00000040").exists()
@@ -138,7 +138,7 @@ def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
     field.fill(str(tmp_path / "results"))
     row(screen, "Step 29,999 · 2 ranks").wait_for()
     assert "part" in row(screen, "Step 29,999 · ").inner_text()
-    screen.wait(lambda: "of the ranks 0 to 1, 1 is missing" in screen.text("entry"), "the reason is told")
+    screen.wait(lambda: "missing rank 1" in screen.text("entry"), "the reason is told")
     screen.wait(screen.button("Merge").is_disabled, "what is not whole is not merged")
     row(screen, "Step 6,999 · 2 ranks").click()
     screen.wait(lambda: "ckpt_6999_rank1.pt" in screen.text("entry"), "it is chosen")

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import viser
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, TIMEOUT, wait_until
@@ -25,6 +26,7 @@ from studio_page import CANVAS, PAGE_TEST, Screen, row
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.state.tasks import TaskBoard
+from splatstudio.gui.tabs import lpips_weights
 from splatstudio.gui.tabs.train import options_on
 from splatstudio.settings.config import TrainConfig, from_json, value_of
 from splatstudio.settings.presets import PRESETS
@@ -37,20 +39,22 @@ PRESSED_AS = {
     "Model": 'row(screen, "Step 40 · ").click()',
     "Photo": '[data-photo="{name}"]\').click()',
     "Apply": '"Apply 2 changes").click()',
-    "Train on": 'screen.seen(f"Train on to step {STEPS + 5}").click()',
     "Download": 'name=f"Download {ply.name}").click()',
     "Render": '"Render 61 frames").click()',
     "Export": '"Export").locator("visible=true").first.click()',
     "Merge and open": 'merge = screen.button("Merge and open")',
     "Back to the training": 'back = screen.page.get_by_role("button", name="Back to the training")',
-    "Keep it": '("Keep it", "Delete it")',
-    "Delete it": '("Keep it", "Delete it")',
+    "Cancel": '("Cancel", "Delete")',
+    "Delete": '("Cancel", "Delete")',
 }
 
 
 def test_from_the_settings_through_two_trainings_to_the_merged_file(
-    open_page: Callable[..., Screen], tmp_path: Path
+    open_page: Callable[..., Screen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fetched: list[str] = []  # networks whose weights would be downloaded
+    monkeypatch.setattr(lpips_weights, "fetch_lpips", fetched.append)
+    monkeypatch.setattr(lpips_weights, "lacks_weights", lambda name: name not in fetched)
     scene = write_blob_scene(tmp_path / "ring", NUM_PHOTOS)
     config = replace(MANY, save_steps=tuple(range(5, STEPS, 5)))
     screen = open_page(scene, config, width=1280, height=900)
@@ -62,6 +66,7 @@ def test_from_the_settings_through_two_trainings_to_the_merged_file(
     run = train_what_was_chosen(screen, tmp_path / "runs" / "ring")
     second = train_on_and_start_over(screen, run)
     evaluate_and_cancel(screen, second)
+    fetch_weights(screen, fetched)
     merge_the_files_of_two_ranks(screen, second)
     narrow_the_window(screen)
     assert screen.errors == []
@@ -141,20 +146,25 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps."
     screen.choose("Preset", "preview")
     description = re.escape(PRESETS["preview"].description)
-    described = re.compile(rf"{description} Here at most [\d,]+ splats\. Changed: steps\.")
+    described = re.compile(rf"{description} Limit here: [\d,]+ splats\. Changed: steps\.")
     screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
     screen.enter("Steps", str(STEPS))
     screen.enter("Max splats", "70")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the steps that were typed")
     screen.choose("Preset", "mcmc")
-    told = f"{PRESETS['mcmc'].description} Here at most 70 splats. Changed: steps."
+    told = f"{PRESETS['mcmc'].description} Limit here: 70 splats. Changed: steps."
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photographs", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")
-    screen.page.get_by_text("This capture").click()
-    for label in ("Light changes", "Open sky", "Floaters", "Open sky"):  # the sky is switched off again
+    screen.page.get_by_text("Capture issues").click()
+    for label in (
+        "Varying exposure",
+        "Open sky",
+        "Remove floaters",
+        "Open sky",
+    ):  # the sky off again
         screen.switch(label).click()
-    wanted = ["Light changes", "Floaters"]
+    wanted = ["Varying exposure", "Remove floaters"]
     screen.wait(lambda: options_on(screen.studio.controller.project.config) == wanted, "what was switched on")
     screen.seen("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS, "all steps")
@@ -162,10 +172,10 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     assert (config["steps"], config["densify"]["max_gaussians"], config["downscale"]) == (STEPS, 70, 2)
     assert config["exposure"]["enabled"] and config["shapes"]["min_views"] == 2
     assert not (config["sky"]["enabled"] or config["antialiased"] or config["poses"]["enabled"])
-    assert "Light changes, Floaters" in screen.page.content()
+    assert "Varying exposure, Remove floaters" in screen.page.content()
     mcmc = PRESETS["mcmc"].settings
     assert mcmc and all(value_of(from_json(TrainConfig, config), path) == mcmc[path] for path in mcmc)
-    assert screen.page.get_by_role("button", name="All steps done").is_disabled()
+    assert screen.seen(f"Train on to step {2 * STEPS}").is_enabled(), "as many again are proposed"
     return run
 
 
@@ -213,6 +223,15 @@ def train_on_and_start_over(screen: Screen, first: Path) -> Path:
     assert min(line["step"] for line in lines) <= 10, "it began at the beginning"
     screen.close_notices()
     return second
+
+
+def fetch_weights(screen: Screen, fetched: list[str]) -> None:
+    """Download the weights of LPIPS, after which nothing is offered any more."""
+    screen.page.get_by_text("Measures and files").click()
+    screen.seen("Download LPIPS weights").click()
+    screen.wait(lambda: fetched == ["alex", "vgg"], "both are fetched")
+    screen.button("Download LPIPS weights").wait_for(state="hidden")
+    screen.page.get_by_text("Measures and files").click()
 
 
 def hold_process_of(tasks: TaskBoard) -> None:

@@ -111,11 +111,11 @@ def see_the_process_at_work(screen: Screen) -> None:
     screen.wait(lambda: "ms/step" in row.first.inner_text(), "the rank's figures stand beside it")
     assert row.count() == 1
     text = row.inner_text()
-    assert "CPU rank 0" in text and "ours" in text
+    assert "CPU rank 0" in text and "this app" in text
     share = row.locator('[data-splatstudio="utilization"]')
     screen.wait(lambda: share.inner_text() not in ("0 %", "not available"), "it works")
     screen.page.locator(".uplot").first.wait_for()
-    screen.choose("Plot", "Memory of ours")
+    screen.choose("Plot", "Memory of this app")
     script = """() => Object.values(window.__viserTestpoints?.uplots ?? {})
         .map(plot => Math.max(...(plot.chart.data[1] ?? [0])))"""
     # The share of a processor is shown in per cent, the memory in GB: a small process has less than 20.
@@ -126,7 +126,7 @@ def follow_the_log(screen: Screen) -> None:
     """See the end of the worker's log, with errors marked; let it stand still, and download it."""
     screen.tab("Log")
     log = screen.page.locator('[data-splatstudio="log"]')
-    screen.wait(lambda: "trains here" in log.inner_text(), "the worker's log is shown")
+    screen.wait(lambda: "worker started" in log.inner_text(), "the worker's log is shown")
     path = screen.studio.controller.log_path
     screen.page.get_by_text(str(path)).wait_for()
     with path.open("a") as file:
@@ -191,16 +191,23 @@ def change_live_settings(screen: Screen, run: Path) -> None:
     screen.page.get_by_text("Live settings").click()
     apply = screen.page.get_by_role("button", name="Apply")
     assert apply.is_disabled()
+
+    def below_apply() -> float:
+        """How far the field is below the button, px, however the dock is scrolled."""
+        return screen.box(screen.field("Positions"))["y"] - screen.box(apply)["y"]
+
+    before = below_apply()
     screen.enter("Positions", "7")
     screen.button("Apply 1 change").click()
     refusal = screen.page.locator('[data-splatstudio="refusal"]')
     refusal.wait_for()
-    assert refusal.inner_text() == "Not changed: setting optim.means_lr is 7.0, but must be at most 1."
+    assert refusal.inner_text() == "Not changed: Positions must be 1 or less."
+    assert abs(below_apply() - before) < 1.0, "nothing moves under the mouse"
     screen.enter("Positions", "2e-4")
     screen.enter("Max splats", "123")
     screen.button("Apply 2 changes").click()
-    screen.page.get_by_text("Learning rates: Positions is 0.0002 from step").first.wait_for()
-    screen.page.get_by_text("Densification: Max splats is 123 from step").first.wait_for()
+    screen.page.get_by_text("Learning rates: Positions changed to 0.0002 at step").first.wait_for()
+    screen.page.get_by_text("Densification: Max splats changed to 123 at step").first.wait_for()
     screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     changes = {row["setting"]: row["value"] for row in rows if "setting" in row}
@@ -212,9 +219,9 @@ def change_live_settings(screen: Screen, run: Path) -> None:
 
 def saved_model(screen: Screen, run: Path) -> tuple[int, Model]:
     """See that the paused model is saved and told with its path, and return the step and what was saved."""
-    screen.wait(lambda: newest_checkpoint(run) is not None, "saved")
-    step, checkpoint = screen.step, newest_checkpoint(run)
-    assert checkpoint is not None
+    step = screen.step
+    checkpoint = run / "ckpts" / f"step_{step:08d}"  # not one that the clock has saved before
+    screen.wait(lambda: newest_checkpoint(run) == checkpoint, "saved")
     screen.page.get_by_text(f"Saved step {step:,}", exact=True).first.wait_for()
     screen.page.get_by_text(f"runs/blobs/ckpts/{checkpoint.name}").first.wait_for()
     screen.close_notices()
@@ -237,7 +244,7 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     assert Path(download.value.path()).read_bytes() == ply.read_bytes()
     screen.close_notices()
     in_files = ply.read_bytes()
-    for label in ("Stand upright", "Cameras beside it"):
+    for label in ("Align upright", "Also export cameras"):
         screen.page.get_by_label(label).locator("visible=true").first.click()
     screen.button("Export PLY").click()
     second = ply.with_name(f"{path.name}-2.ply")  # the first is not written over

@@ -180,9 +180,9 @@ def test_a_setting_that_is_refused_is_told_and_shown_as_it_was(
         as_user(field.handle, value)
     setup.refresh()
     assert field.handle.value == before and controller.project.config == config
-    as_user(field_of(setup, "Light changes").handle, True)
+    as_user(field_of(setup, "Varying exposure").handle, True)
     assert controller.project.config.exposure.enabled
-    as_user(field_of(setup, "Light changes").handle, False)
+    as_user(field_of(setup, "Varying exposure").handle, False)
     assert controller.project.config == config
 
 

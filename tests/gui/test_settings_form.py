@@ -188,10 +188,11 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
 
 def test_settings_are_called_as_in_the_form() -> None:
     notice = notice_of(SettingChanged(75, "densify.max_gaussians", 225_000))
-    assert notice == Notice("Changed", "Densification: Max splats is 225,000 from step 76 on.")
-    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: Positions is 0.0002"
-    assert setting_text("densify.enabled", False) == "Densification: Add and remove splats is off"
-    assert setting_text("background", (0.0, 0.5, 1.0)) == "Background is 0, 0.5, 1"
+    assert notice == Notice("Changed", "Densification: Max splats changed to 225,000 at step 76.")
+    assert setting_text("optim.means_lr", 8e-5) == "Learning rates: Positions changed to 0.00008"
+    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: Positions changed to 0.0002"
+    assert setting_text("densify.enabled", False) == "Densification: Add and remove splats changed to off"
+    assert setting_text("background", (0.0, 0.5, 1.0)) == "Background changed to 0, 0.5, 1"
 
 
 def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command_line_knows_it() -> None:
@@ -241,12 +242,27 @@ def test_a_live_setting_says_in_words_what_is_no_number() -> None:
     every.handle.value = "250"
     assert (every.read(), type(every.read())) == (250, int)
     every.handle.value = "often"
-    with pytest.raises(ValueError, match="eval_every must be a whole number or auto or never, not 'often'"):
+    with pytest.raises(ValueError, match="Evaluate every must be a whole number or auto or never"):
         every.read()
     assert type(field_of("save_minutes").read()) is float and field_of("keep").read() == 0
     assert field_of("steps").read() == 30_000
-    assert setting_text("eval_every", -1) == "Evaluate every is auto"
-    assert setting_text("shapes.max_ratio", 4.0) == "Shapes of splats: Max ratio is 4"
+    assert setting_text("eval_every", -1) == "Evaluate every changed to auto"
+    assert setting_text("shapes.max_ratio", 4.0) == "Shapes of splats: Max ratio changed to 4"
+
+
+def test_a_number_out_of_its_range_is_refused_in_the_words_of_the_page(server: Any) -> None:
+    (rate,) = (setting for setting in live_settings(TrainConfig()) if setting.path == "optim.means_lr")
+    field = SettingInput(server.gui, rate, 1e-4)
+    for typed, told in [
+        ("-1", "Positions must be 0 or more"),
+        ("nan", "Positions must be 0"),
+        ("2", "1 or less"),
+    ]:
+        field.handle.value = typed
+        with pytest.raises(ValueError, match=told):
+            field.read()
+    field.handle.value = "2e-4"
+    assert field.read() == 2e-4
 
 
 def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
@@ -280,7 +296,7 @@ def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photographs_as_chos
     for scene in (half, load_scene(blob_folder)):
         config = PRESETS["mcmc"].apply(TrainConfig(downscale=2))
         text = preset_html("mcmc", config, scene)
-        assert f"Here at most {splats_chosen(config, half):,} splats." in text
+        assert f"Limit here: {splats_chosen(config, half):,} splats." in text
         limited = changed(config, "densify.max_gaussians", 7)
-        assert "Here at most 7 splats." in preset_html("mcmc", limited, scene)
+        assert "Limit here: 7 splats." in preset_html("mcmc", limited, scene)
         assert "at most" not in preset_html("default", TrainConfig(downscale=2), scene)

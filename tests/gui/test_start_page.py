@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import html
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from gate_client import get
+from gate_client import get, wait
+from scene_builder import tiny_scene, write_colmap
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 
 from splatstudio.cli import start
 from splatstudio.files.recent import recent_file, recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.start_page import Entry, OpenRequest, StartContent, StartPage, address_of
+from splatstudio.gui.server.start_page import (
+    MAX_VISITORS,
+    Entry,
+    OpenRequest,
+    StartContent,
+    StartPage,
+)
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
+from splatstudio.scene.layout import holds_several
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 
 ANY_PORT = Listen(port=0)
@@ -75,32 +86,32 @@ def test_a_choice_of_the_command_line_is_opened_and_the_page_says_how_far_that_i
     assert "These photos give no poses." in shown and "Matching" not in shown and "Opening" not in shown
 
 
-def test_photographs_get_their_poses_while_the_page_says_how_far_that_is(
-    own_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_several_scenes_in_a_folder_one_is_chosen_on_the_page(
+    own_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "photos").mkdir()
-    told: list[str] = []
-
-    def estimated(path: Path, tell: Callable[[str], object]) -> Path:
-        tell("Matching: 1 of 2 pairs")
-        return path / "scene"
+    for name in ("fox", "statue"):
+        write_colmap(tmp_path / "all" / name, tiny_scene(3))
+    chosen: list[Path] = []
 
     def opened(path: Path, *, network: Any, **_: Any) -> SimpleNamespace:
-        told.append(network.page._progress)
+        if not chosen:  # as the studio reads the scene
+            chosen.append(path)
+            threading.Thread(target=choose, args=(network.take.__self__,)).start()
+            load_scene(path)
         return SimpleNamespace(path=path)
 
-    monkeypatch.setattr("splatstudio.cli.poses.with_poses", estimated)
+    def choose(page: StartPage) -> None:
+        visitor = Visitor(page)
+        while "The scenes there" not in (shown := visitor.get()[1]):
+            pass
+        assert "holds 2 scenes: fox (3 photographs), statue" in shown and "3 photographs</span>" in shown
+        visitor.choose(open=str(tmp_path / "all/statue"))
+
     monkeypatch.setattr("splatstudio.gui.app.open_studio", opened)
-    at_page: dict[str, Any] = {"browser": False, "train": False}
-    studio: Any = start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
-    assert studio.path == tmp_path / "photos" / "scene" and told == ["Matching: 1 of 2 pairs"]
-
-    def refused(path: Path, tell: Callable[[str], object]) -> Path:
-        raise ValueError("there is 1 photo; 3 are the least")
-
-    monkeypatch.setattr("splatstudio.cli.poses.with_poses", refused)
-    with pytest.raises(ValueError, match="3 are the least"):  # told where it was asked for: in the terminal
-        start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
+    assert holds_several(tmp_path / "all") and not holds_several(tmp_path / "all/fox")
+    studio: Any = start.studio_of_choice(ANY_PORT, browser=False, train=False, chosen=tmp_path / "all")
+    assert studio.path == tmp_path / "all/statue"
+    assert "open one of them, on the page" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("given", "steps"), [((), DEMO_STEPS), (("steps",), 123)])
@@ -159,7 +170,7 @@ def test_a_choice_is_told_once_and_a_failure_brings_the_page_back(start_page: St
 
 
 def test_its_socket_listens_on_while_nobody_serves(start_page: StartPage) -> None:
-    listener = address_of(start_page).take_port()
+    listener = start_page.address.take_port()
     try:
         with socket.create_connection(("127.0.0.1", start_page.port), timeout=10):  # waits in the queue
             assert listener.accept()[0].close() is None
@@ -259,3 +270,39 @@ def test_a_browser_goes_from_the_start_page_to_the_studio(
         tab.close()
         for studio in studios:
             studio.close()
+
+
+def test_a_connection_that_fails_does_not_end_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    accept, failed = socket.socket.accept, []
+
+    def fails_at_first(listener: socket.socket) -> object:
+        if len(failed) < 3:
+            failed.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_at_first)
+    assert get(page.port)[0] == 403 and len(failed) == 3
+    page.close()
+
+
+def test_a_crowd_is_heard_a_few_at_a_time(tmp_path: Path) -> None:
+    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    with contextlib.ExitStack() as stack:
+        crowd = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", page.port), 60))
+            for _ in range(MAX_VISITORS + 3)
+        ]
+        for stranger in crowd[MAX_VISITORS:]:
+            assert stranger.recv(1) == b""
+
+    def is_heard() -> bool:
+        with contextlib.suppress(ConnectionError):  # while the last of the crowd leave
+            return get(page.port)[0] == 403
+        return False
+
+    wait(is_heard)
+    page.close()

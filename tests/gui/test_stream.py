@@ -17,6 +17,7 @@ from gui_parts import fake_camera, standing_in, wait_until
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
+from splatstudio.gui.render_function import RenderFunctionSource
 from splatstudio.gui.state.photos import Comparison, PhotoPixels
 from splatstudio.gui.state.stream import (
     MIN_SCALE,
@@ -24,7 +25,6 @@ from splatstudio.gui.state.stream import (
     FrameSource,
     ModelState,
     PictureScale,
-    RenderFunctionSource,
     Stream,
     Viewport,
     ViewSettings,
@@ -36,6 +36,12 @@ from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scene import Scene
 
 pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+@pytest.fixture(autouse=True)
+def _no_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers that are made up have no page that could be uncovered."""
+    monkeypatch.setattr("splatstudio.gui.state.stream.end_opening", lambda _: None)
 
 
 class OneModel(FrameSource):

@@ -49,6 +49,8 @@ DRAWN = """() => new Promise(done => {
   const next = () => ++frames < 3 ? requestAnimationFrame(next) : setTimeout(done, 100);
   next();
 })"""
+# Our page from the first paint on has made way for the studio.
+OPENED = "document.getElementById('root') && !document.getElementById('splatstudio-opening')"
 # Closes the notices that are there, and waits until they are off the page.
 CLOSE_NOTICES = """async () => {
   const buttons = [...document.querySelectorAll(".mantine-Notification-closeButton")];
@@ -92,6 +94,7 @@ class Screen:
         """Load the page anew, so that it draws every pixel of its canvas however slow the browser is."""
         self.page.goto(f"http://127.0.0.1:{self.studio.port}/?fixedDpr=1")
         self.page.get_by_role("tab", name="Log").wait_for()
+        self.page.wait_for_function(OPENED)
         self.wait(lambda: self.text("state") != "", "the head of the dock")
 
     def close_notices(self) -> None:
@@ -264,9 +267,11 @@ def open_screen(
     return screen_of(browser, studio, width, height)
 
 
-def screen_of(browser: Any, studio: Studio, width: int = 1160, height: int = 460) -> Screen:
+def screen_of(
+    browser: Any, studio: Studio, width: int = 1160, height: int = 460, **page_settings: Any
+) -> Screen:
     """Open the page of a studio; who opened it calls `close_screen`."""
-    page = browser.new_page(viewport={"width": width, "height": height})
+    page = browser.new_page(viewport={"width": width, "height": height}, **page_settings)
     page.set_default_timeout(1000 * TIMEOUT)
     screen = Screen(page, studio, [])
     page.on("pageerror", lambda error: screen.errors.append(str(error)))
@@ -275,6 +280,7 @@ def screen_of(browser: Any, studio: Studio, width: int = 1160, height: int = 460
     screen.wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
     # What is sent last: by then the page has its buttons, fields and keys.
     page.get_by_role("tab", name="Log").wait_for()
+    page.wait_for_function(OPENED)
     screen.wait(lambda: screen.text("state") != "", "the head of the dock")
     screen.close_notices()
     return screen
@@ -316,7 +322,7 @@ def row(screen: Screen, start: str) -> Any:
 @pytest.fixture
 def saved_run(blob_scene: Scene, tmp_path: Path) -> Path:
     """A run below runs/ with checkpoints of steps 20 and 40, the first of two ranks; the third is damaged."""
-    config = replace(MANY, steps=60)
+    config = replace(MANY, steps=60, eval_every=0)  # scores are those that a test asks for
     run = Run.create(tmp_path / "runs" / "blobs", blob_scene.path, config)
     trainer = Trainer(blob_scene, config)
     for step in range(1, 51):

@@ -8,15 +8,14 @@
   style.textContent = window.splatstudio.css;
   document.head.append(style);
 
-  // The browser's tab tells what is open and how it stands. Two buttons of viser's are pictures alone,
-  // without a name for who hears the page.
+  // The browser's tab tells what is open and how it stands. A button of viser's is a picture alone, without a
+  // name for who hears the page.
   setInterval(() => {
     const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
     const title = [text("name"), text("state")].filter(Boolean).join(" · ");
     document.title = title ? `${title} – splatstudio` : "splatstudio";
-    for (const [icon, name] of [["list-search", "All commands"], ["adjustments", "Options of the viewer"]])
-      for (const button of document.querySelectorAll(`button:not([aria-label]):has(.tabler-icon-${icon})`))
-        button.setAttribute("aria-label", name);
+    for (const button of document.querySelectorAll("button:not([aria-label]):has(.tabler-icon-list-search)"))
+      button.setAttribute("aria-label", "All commands");
   }, 1000);
 
   // A box that was ticked and a list that was chosen from keep the keyboard, and viser gives no commands then.
@@ -29,6 +28,12 @@
       for (const wait of [0, 150]) setTimeout(() => document.activeElement?.blur(), wait);
   }, true);
 
+  // viser's camera moves with Ctrl+A and Ctrl+S, too, as it does with the letters alone. It hears them at the
+  // document, the commands at its element.
+  document.documentElement.addEventListener("keydown", event => {
+    if ((event.ctrlKey || event.metaKey || event.altKey) && event.key.length === 1) event.stopPropagation();
+  });
+
   // viser's camera moves with the arrow keys wherever the keyboard is, but for fields of text: also while a
   // slider is moved, or a tab or an option is chosen with them.
   for (const kind of ["keydown", "keyup"])
@@ -36,6 +41,42 @@
       const control = event.target.closest?.("[role=slider], [role=tab], [role=option], input");
       if (control && event.key.startsWith("Arrow")) event.stopPropagation();
     });
+
+  // A field of viser's reads "-0" as the number 0 and writes that back: of a typed -0.22 the sign was lost. It
+  // hears nothing of what is no number yet; then all of it at once, as if it was pasted, for it compares with
+  // what it heard last.
+  const begun = field => field.matches?.(".mantine-NumberInput-input") && /^-0?\.?0*$/.test(field.value);
+  let held = null, heard = "", passing = false;
+  const write = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
+  const pass = (field, text) => {
+    passing = true;
+    write.call(field, heard);
+    field.select();
+    field.dispatchEvent(new KeyboardEvent("keydown", {key: "Unidentified", bubbles: true}));
+    document.execCommand("insertText", false, text);
+    passing = false;
+    held = null;
+  };
+  addEventListener("beforeinput", event => {
+    if (!passing && held !== event.target) heard = event.target.value;
+  }, true);
+  addEventListener("input", event => {
+    const field = event.target;
+    if (passing) return;
+    if (begun(field)) held = field;
+    else if (held !== field) return;
+    event.stopImmediatePropagation();
+    if (!begun(field)) pass(field, field.value);
+  }, true);
+  addEventListener("focusout", event => {
+    if (held !== event.target) return;
+    // What never became a number is forgotten, but for a zero with a sign.
+    write.call(held, /0/.test(held.value) ? "0" : heard);
+    held = null;
+    passing = true;
+    event.target.dispatchEvent(new InputEvent("input", {bubbles: true}));
+    passing = false;
+  }, true);
 
   // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has
   // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
@@ -60,7 +101,7 @@
     say(missed < 2 ? "" : answer?.status === 403
       ? "The studio was restarted: open the address that it has printed, and close this page."
       : "No connection to the studio. What was saved is safe. If the studio was closed, start it again and "
-        + "open the address that it prints; if only the line is cut, this page goes on by itself.");
+        + "open the address that it prints; if the connection dropped, this page will reconnect.");
   }, 2500);
 
   // The photographs of the list are labels, which have no keys of their own. The list is drawn anew when one is

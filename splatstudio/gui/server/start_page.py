@@ -14,7 +14,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ from websockets.sync.server import ServerConnection, serve
 from splatstudio.files.inputs import read_input
 from splatstudio.gui.server.access import (
     Listen,
+    PassedOn,
     Refusal,
     html_response,
     make_access,
@@ -37,6 +39,9 @@ from splatstudio.gui.server.access import (
 
 _TEMPLATE = Path(__file__).parents[1] / "page" / "start.html"
 _RELOAD_SECONDS = 1
+_ACCEPT_SECONDS = 0.1  # after a connection that failed
+_DOOR_SECONDS = 5.0  # for a request to come
+MAX_VISITORS = 64  # whose requests are waited for at a time
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,14 @@ class StartContent:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What was chosen on the page: a path as it was typed, and whether to train it at once."""
+    """What was chosen on the page: a path as it was typed, and what to do with it."""
 
     path: str
-    train: bool
+    train: bool  # at once
+    install: bool = False  # what is missing for it, before
 
 
-class StartPage:
+class StartPage(PassedOn):
     """A start page that is being served until `close` or until its address is handed over.
 
     Raises ValueError, as `Listen.take_port` does, where it cannot be served.
@@ -73,28 +79,35 @@ class StartPage:
     def __init__(self, listen: Listen, content: StartContent):
         self.listen, self._content = listen, content
         self.token = listen.new_token()
-        self._access = make_access(listen.host, self.token, listen.allow_host, listen.allow_origin)
+        self._access = make_access(listen, self.token)
+        context = listen.context()
         self._listener = listen.take_port()
         self.port: int = self._listener.getsockname()[1]
-        self.url = url_of(listen.host, self.port, self.token)
+        self.url = url_of(listen, self.port, self.token)
         # In the page alone: another page of this machine, whose requests carry the cookie, does not know it.
         self._key = secrets.token_urlsafe(16)
         self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
         self._progress = ""  # of what is being opened
         self._told = ""
+        self._instead: Sequence[Entry] = ()
+        self._installs: Path | None = None
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
             lambda connection: connection.close(),
             sock=self._listener.dup(),
+            ssl=context,
             process_request=self._answer,
+            open_timeout=_DOOR_SECONDS,
             logger=_quiet_logger(),
             server_header=None,
         )
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="start page")
+        self._handle, self._server.handler = self._server.handler, self._meet
+        self._places = threading.BoundedSemaphore(MAX_VISITORS)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="start page")
         self._thread.start()
-        self.handed_over = False
 
     def next_request(self) -> OpenRequest:
         """Wait for what is chosen; until `tell` the page says that it is being opened."""
@@ -111,24 +124,35 @@ class StartPage:
         with self._lock:
             self._progress = text
 
-    def tell(self, sentence: str) -> None:
-        """Offer everything again, below a sentence on why the last choice could not be opened."""
+    def tell(self, sentence: str, instead: Sequence[Entry] = (), installs_for: Path | None = None) -> None:
+        """Offer everything again, below a sentence on why the last choice could not be opened.
+
+        `instead`: what may have been meant, first of all. `installs_for`: what can be opened after an
+        installation, for which there is a button.
+        """
         with self._lock:
-            self._opening, self._progress, self._told = "", "", sentence
+            self._opening, self._progress, self._told, self._instead = "", "", sentence, instead
+            self._installs = installs_for
 
-    def hand_over(self) -> socket.socket:
-        """Stop serving and return the socket, which listens on."""
-        self._stop_serving()
-        self.handed_over = True
-        return self._listener
+    def _serve(self) -> None:
+        """Serve until the end; the library's own loop ends as soon as somebody cannot be accepted."""
+        while not self._ended.is_set():
+            with suppress(OSError, RuntimeError):  # no descriptors or threads are left, or who came has gone
+                self._server.serve_forever()
+            self._ended.wait(_ACCEPT_SECONDS)
 
-    def close(self) -> None:
-        """Stop serving and leave the port."""
-        if not self.handed_over:
-            self._stop_serving()
-            self._listener.close()
+    def _meet(self, line: socket.socket, address: object) -> None:
+        """Answer one of a few at a time: a crowd would use up the descriptors, with which torch is loaded."""
+        if not self._places.acquire(blocking=False):
+            line.close()
+            return
+        try:
+            self._handle(line, address)
+        finally:
+            self._places.release()
 
     def _stop_serving(self) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._thread.join()
 
@@ -157,7 +181,7 @@ class StartPage:
                     )
                     raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
                 self._opening = fields["open"]
-                self._requests.put(OpenRequest(fields["open"], train="train" in fields))
+                self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
             if "open" in fields:  # a reload of the page shall not open it again
                 response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
                 response.headers["Location"] = "/"
@@ -170,14 +194,25 @@ class StartPage:
             return html_response(HTTPStatus.OK, self._page())
 
     def _page(self) -> str:
-        lists = "".join(self._list(title, entries) for title, entries in self._content.lists if entries)
+        offered = [("The scenes there", self._instead), *self._content.lists]
+        lists = "".join(self._list(title, entries) for title, entries in offered if entries)
         told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
         return Template(read_input(_TEMPLATE).decode()).substitute(
-            told=told,
+            told=told + self._install_button(),
             key=self._key,
             lists=lists,
             demo=html.escape(str(self._content.demo)),
             folder=html.escape(str(self._content.folder)),
+        )
+
+    def _install_button(self) -> str:
+        if self._installs is None:
+            return ""
+        return (
+            f'<form action="/"><input type="hidden" name="key" value="{self._key}">'
+            '<input type="hidden" name="install" value="1">'
+            f'<button name="open" value="{html.escape(str(self._installs))}">Install it and go on</button>'
+            "</form>"
         )
 
     def _list(self, title: str, entries: Sequence[Entry]) -> str:
@@ -188,27 +223,6 @@ class StartPage:
         )
         key = f'<input type="hidden" name="key" value="{self._key}">'
         return f'<h2>{html.escape(title)}</h2><form action="/">{key}{rows}</form>'
-
-
-@dataclass(frozen=True)
-class StartPageAddress(Listen):
-    """Where a start page is: the studio takes over its socket and its secret, so that its address stays."""
-
-    page: StartPage = field(kw_only=True)
-
-    def new_token(self) -> str:
-        """Return the secret that the browser has already."""
-        return self.page.token
-
-    def take_port(self) -> socket.socket:
-        """Return the socket on which the start page listened."""
-        return self.page.hand_over()
-
-
-def address_of(page: StartPage) -> StartPageAddress:
-    """Return where a studio listens that takes over the address of a start page."""
-    listen = page.listen
-    return StartPageAddress(listen.host, page.port, listen.allow_host, listen.allow_origin, page=page)
 
 
 def _quiet_logger() -> logging.Logger:

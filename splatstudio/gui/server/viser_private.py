@@ -71,6 +71,13 @@ def page_script() -> str:
     return f"window.splatstudio = {json.dumps(handed_over)};\n{(_PAGE / 'page.js').read_text('utf-8')}"
 
 
+def end_opening(client: viser.ClientHandle) -> None:
+    """Take away what covers a browser's page until there is something to see: see opening_page."""
+    source = "window.splatstudioOpened = true;"
+    client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
+    client.flush()
+
+
 def dress_page(client: viser.ClientHandle) -> None:
     """Give a browser's page what viser's own lacks: see page/page.js and page/page.css."""
     message = _messages.RunJavascriptMessage(source=page_script())

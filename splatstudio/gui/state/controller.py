@@ -20,6 +20,7 @@ from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, foll
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemotePlan
+from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.runtime.supervisor import (
     Plan,
     ReceivedFrame,
@@ -141,7 +142,9 @@ class Controller(FrameSource):
         self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
         self._told_damaged: set[str] = set()
-        self._worker = self._new_worker(project.first_job())
+        job = project.first_job()
+        self._newest_step = self._newest_beside(job)  # of the run, while one of its models is on view
+        self._worker = self._new_worker(job)
         self._load_history()
         self._tell_damaged(project.passed_over)
 
@@ -217,6 +220,20 @@ class Controller(FrameSource):
         job = self._worker.job
         return None if not self.project.can_train or self.project.owns(job) else model_of(job)
 
+    def _newest_beside(self, job: messages.Job) -> int | None:
+        """Return the newest step of this run where a job shows one of its models, None for all others."""
+        if not isinstance(job, messages.ViewJob) or not self.project.owns(job):
+            return None
+        newest = self.project.checkpoint()
+        return None if newest is None else checkpoint_step(newest)
+
+    @property
+    def newer_step(self) -> int | None:
+        """Return the newest step of the run, where an older one is in the view; None where that is not so."""
+        newest, status = self._newest_step, self.status
+        older = status.state == "viewing" and newest is not None and status.step < newest
+        return newest if older else None
+
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
 
@@ -230,6 +247,7 @@ class Controller(FrameSource):
                 self.preview.show(job, plan_for(job, self.project.devices))
                 return
             self.preview.leave()
+            self._newest_step = self._newest_beside(job)
             self._resume_step = self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
             self.status = replace(self.status, state="loading", message="", has_model=False)
@@ -243,6 +261,9 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
+        newer = self.newer_step
+        if newer is not None and self._resume_step is None:
+            return Choice(f"Show step {newer:,}")
         return choice_of(self.status, self._resume_step, self._untrained, self._will_pause)
 
     @property
@@ -268,6 +289,10 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
+            elif self.newer_step is not None and self._resume_step is None:
+                newest = self.project.checkpoint()
+                assert newest is not None
+                self.view(newest)
             else:
                 self._start(waiting=state == "ready")
 
@@ -410,7 +435,7 @@ class Controller(FrameSource):
         self.history = History()
         self.status = Status(total_steps=self.project.config.steps)
         self._anew, self.last_step = True, None
-        self._resume_step, self._to_set, self._untrained = None, {}, False
+        self._resume_step, self._to_set, self._untrained, self._newest_step = None, {}, False, None
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
@@ -425,7 +450,7 @@ class Controller(FrameSource):
             job, "The training was resumed" if resume else "The training was started over"
         )
         if old is not None:
-            self._to_set, self._untrained = {}, False
+            self._to_set, self._untrained, self._newest_step = {}, False, None
             self.send(messages.Start())
             old.close()
 
@@ -477,6 +502,8 @@ class Controller(FrameSource):
                 self._show_last_figures()
             case messages.ModelLoaded():
                 self._anew = False
+                if self._newest_step is not None:
+                    self._show_figures_of(self.status.step)
             case messages.SettingChanged(path=path, value=value):
                 # It may only be set again after a restart.
                 known = value_of(self.project.config, path) == value
@@ -518,6 +545,14 @@ class Controller(FrameSource):
         self.status = replace(self.status, flat=so_far.flat)
         if so_far.scores is not None:
             self.take_scores(so_far.scores)
+
+    def _show_figures_of(self, step: int) -> None:
+        """Show what was measured of a model of this run: the newest one has other scores."""
+        if step == self._newest_step:
+            self._show_last_figures()
+        else:
+            psnr = self.history.test_psnr.of(step)
+            self.status = replace(self.status, loss=self.history.loss.at(step), test_psnr=psnr)
 
     def _show_last_figures(self) -> None:
         history = self.history

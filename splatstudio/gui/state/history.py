@@ -56,6 +56,16 @@ class Curve:
         with self._lock:
             return self._points[-1][0] if self._points else float("nan")
 
+    def of(self, step: int) -> float | None:
+        """Return the value of exactly this step, None where there is none."""
+        with self._lock:
+            return next((value for at, value in reversed(self._points) if at == step), None)
+
+    def at(self, step: int) -> float | None:
+        """Return the newest value of `step` or before, None where there is none."""
+        with self._lock:
+            return next((value for at, value in reversed(self._points) if at <= step), None)
+
     def add(self, step: int, value: float) -> None:
         """Append a value; steps that were made again after a resume replace the old ones."""
         with self._lock:

@@ -24,7 +24,8 @@ from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.models.other_outputs import OtherOutput, output_in, scene_of_output
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
-from splatstudio.runtime.sentences import checkpoint_step
+from splatstudio.runtime.sentences import checkpoint_step, joined_sentence
+from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.layout import pose_files
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
@@ -218,7 +219,7 @@ def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collec
     other = output_in(path.parent if path.name == "meta.json" else path)
     if other is not None and pose_files(path) is None:
         return Project(other.file, None, other.file, None, config, _notes_on_other(other))
-    return _open_scene(path, config, run_dir, given)
+    return _open_scene(unpacked(path) if is_archive(path) else path, config, run_dir, given)
 
 
 def _notes_on_other(other: OtherOutput) -> tuple[str, ...]:
@@ -265,6 +266,7 @@ def _open_run(
         return Project(path, scene, None, run_dir, asked, passed_over=passed_over)
     if scene is not None:
         notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
+        notes += _notes_on_joined(model_path, scene)
     kept = _gone_on_with(run, config, given)
     project = Project(path, scene, model_path, run.path, kept, notes, problem=problem)
     return replace(project, passed_over=passed_over)
@@ -299,8 +301,13 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     if _photographs(kept) != _photographs(config):
         scene = load_training_scene(path, kept)
     checkpoint, passed_over = _newest_good(existing.path)
-    notes = scene.notes + notes
+    notes = scene.notes + notes + (() if checkpoint is None else _notes_on_joined(checkpoint, scene))
     return Project(path, scene, checkpoint, existing.path, kept, notes, passed_over=passed_over)
+
+
+def _notes_on_joined(checkpoint: Path, scene: Scene) -> tuple[str, ...]:
+    joined = joined_sentence(checkpoint, scene)
+    return () if joined is None else (f"{joined}.",)
 
 
 def _newest_good(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:

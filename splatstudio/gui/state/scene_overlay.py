@@ -149,6 +149,13 @@ class PathEditor:
         with self._lock:
             self._change(Draft(path, 0 if path.keyframes else None, name))
 
+    def begin_anew(self) -> None:
+        """Go on with an empty path of the same size and rate; there is nothing to take back."""
+        with self._lock:
+            self._past, self._merging = [], ("", 0.0)
+            old = self.path
+            self._take(Draft(CameraPath((), width=old.width, height=old.height, fps=old.fps)))
+
     def undo(self) -> None:
         """Take the last change back."""
         with self._lock:
@@ -194,9 +201,13 @@ class PathStore:
         """Return the folder of the paths, which need not exist yet."""
         return self._project.folder_of(PATHS_FOLDER)
 
-    def follow(self, project: Project) -> None:
-        """Write into another run from now on."""
+    def follow(self, project: Project) -> bool:
+        """Write into a project's run from now on; return whether it is another, after what was unsaved."""
+        another = project.run_dir != self._project.run_dir
+        if another:
+            self.flush()
         self._project = project
+        return another
 
     def names(self) -> list[str]:
         """Return the names of the paths, saved or about to be, the one changed last first."""
@@ -326,6 +337,15 @@ class Frustums:
                 [TEST_COLOR if i in test else ACCENT for i in range(len(scene.cameras))], np.uint8
             ),
         )
+
+    @classmethod
+    def of_poses(cls, viewmats: np.ndarray, half_sizes: np.ndarray, extent: float) -> Frustums:
+        """Return the pyramids of cameras [C, 4, 4], world to camera, that show so much at depth 1 [C, 2]."""
+        rotations = viewmats[:, :3, :3].transpose(0, 2, 1)
+        positions = -np.einsum("cij,cj->ci", rotations, viewmats[:, :3, 3])
+        shapes = np.stack([_shape(*half_size) for half_size in half_sizes])
+        colors = np.full((len(viewmats), 3), ACCENT, np.uint8)
+        return cls(rotations, positions, frustum_size(positions, extent) * shapes, colors)
 
     def lines(self, factor: float = 1.0) -> np.ndarray:
         """Return the edges of all pyramids, `factor` times as large, [C, lines, 2, 3] float32."""

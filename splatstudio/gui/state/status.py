@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from splatstudio.runtime import messages
@@ -80,10 +81,10 @@ def label_of(path: str) -> str:
 
 
 def setting_text(path: str, value: Any) -> str:
-    """Return that a setting has this `value`, without a full stop: `Densification: Max splats is 225,000`."""
+    """Return that a setting got this `value`, without a full stop: `Positions changed to 0.00008`."""
     group = path.rpartition(".")[0]
     heading = f"{GROUPS.get(group, group)}: " if group else ""
-    return f"{heading}{label_of(path)} is {WORDS.get(path, {}).get(value) or _written(value)}"
+    return f"{heading}{label_of(path)} changed to {WORDS.get(path, {}).get(value) or _written(value)}"
 
 
 def number_of(path: str, text: str, kind: type[int] | type[float]) -> int | float:
@@ -100,7 +101,7 @@ def number_of(path: str, text: str, kind: type[int] | type[float]) -> int | floa
     except ValueError:
         usual = "a number such as 0.001 or 1e-3" if kind is float else "a whole number"
         allowed = " or ".join([usual, *words.values()])
-        raise ValueError(f"setting {path} must be {allowed}, not {text!r}") from None
+        raise ValueError(f"{label_of(path)} must be {allowed}, not {text!r}") from None
 
 
 def _written(value: Any) -> str:
@@ -109,7 +110,7 @@ def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_written, value))
     if isinstance(value, float):
-        return f"{value:g}"
+        return format(Decimal(f"{value:g}"), "f")
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -227,12 +228,12 @@ def notice_of(event: messages.Event) -> Notice | None:
         case messages.Finished(step=step):
             return Notice("Training stopped", f"At step {step:,}; Resume goes on from there.")
         case messages.PlateauReached(stops=True):
-            return Notice("The test score is flat", stopped_sentence(event))
+            return Notice("Test score has plateaued", stopped_sentence(event))
         case messages.PlateauReached():
-            parts = (f"{plateau_words(event)}.", plateau_advice(event), "The dock has a button to stop here.")
-            return Notice("The test score is flat", " ".join(filter(None, parts)))
+            parts = (f"{plateau_words(event)}.", plateau_advice(event), "You can stop now: press Stop here.")
+            return Notice("Test score has plateaued", " ".join(filter(None, parts)))
         case messages.SettingChanged(step=step, path=path, value=value):
-            return Notice("Changed", f"{setting_text(path, value)} from step {step + 1:,} on.")
+            return Notice("Changed", f"{setting_text(path, value)} at step {step + 1:,}.")
         case messages.Warned(sentence=sentence):
             return Notice("Please note", sentence, bad=True)
         case messages.Failed(sentence=sentence):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import simplejpeg
@@ -23,9 +24,7 @@ from msgspec import structs
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.viser_private import push_background_jpeg
+from splatstudio.gui.server.viser_private import end_opening, push_background_jpeg
 from splatstudio.gui.state.photos import (
     CanvasPlace,
     Comparison,
@@ -36,15 +35,11 @@ from splatstudio.gui.state.photos import (
     place_of,
 )
 from splatstudio.gui.state.viewpoint import MIN_SIDE, CameraSnap, Viewpoint, read_viewpoint
-from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
-
-if TYPE_CHECKING:
-    from nerfview import CameraState, RenderTabState
 
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
 
@@ -57,12 +52,12 @@ MOVING_PAUSE_FACTOR = 1.15  # while training, the pause after a picture of a mov
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
 REFRESH_PAUSE_FACTOR = 30.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
+ARRIVED = 1e-3  # of the distance to what it looks at: how far from a place one still is there
+ARRIVAL_SECONDS = 6.0  # until a browser that never came to its first view is shown what it sees
 LEAVING_SECONDS = 5.0  # until a browser that cannot be sent anything is known to have left
 RETRY_SECONDS = 0.25  # after a picture that did not come
 LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
 MOVING_QUALITY, STILL_QUALITY = 70, 90
-
-RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
 
 
 @dataclass(frozen=True)
@@ -184,14 +179,19 @@ class Stream:
         settings: ViewSettings,
         camera_snap: CameraSnap | None = None,
         photos: PhotoCache | None = None,
+        is_expected: Callable[[Viewpoint], bool] = lambda _: True,
     ):
+        """Show pictures in a browser, from when it looks from where it is expected to on."""
         self.client = client
         self.camera_snap = camera_snap
         self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
         self.settings = settings  # what this browser has chosen to see; `change` replaces it
-        self.viewpoint = read_viewpoint(client.camera)  # None before the browser has said where it looks from
+        self.viewpoint: Viewpoint | None = None  # before the browser has come to where it is to begin
+        self._is_expected = is_expected
+        self._opened = time.monotonic()
+        self._opening_ended = False
         self._version = self._render_version = 1
         self._moved = time.monotonic()
         self._changed = threading.Condition()
@@ -207,6 +207,7 @@ class Stream:
         self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
+        self._arrive(read_viewpoint(client.camera))
         self._thread = threading.Thread(target=self._run, name=f"view-{client.client_id}", daemon=True)
         self._thread.start()
 
@@ -222,7 +223,7 @@ class Stream:
     def camera_moved(self) -> None:
         """Take the browser's camera as it is now; returns at once."""
         viewpoint = read_viewpoint(self.client.camera)
-        if viewpoint is None:
+        if viewpoint is None or (self.viewpoint is None and not self._arrive(viewpoint)):
             return
         turned = self.camera_snap is not None and self.camera_snap.moved(viewpoint)
         with self._changed:
@@ -231,6 +232,23 @@ class Stream:
         self.invalidate()
         if turned:
             self.on_news()
+
+    def _arrive(self, viewpoint: Viewpoint | None) -> bool:
+        """Take the first viewpoint; return whether it is one that the user should see.
+
+        A page that is opened first tells two or three places of viser's own.
+        """
+        late = time.monotonic() - self._opened > ARRIVAL_SECONDS
+        if viewpoint is None or not (late or self._is_expected(viewpoint)):
+            return False
+        self.viewpoint = viewpoint
+        return True
+
+    def _end_opening(self) -> None:
+        """Uncover the page, once: there is something to see, or nothing yet to wait for."""
+        if not (self._opening_ended or self._closed):
+            self._opening_ended = True
+            end_opening(self.client)
 
     def invalidate(self) -> None:
         """Show a new picture although the camera rests: the model or the way it is drawn has changed."""
@@ -377,12 +395,15 @@ class Stream:
 
     def _due(self, now: float) -> tuple[PictureOrder | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
+        if self.viewpoint is None and not self._arrive(read_viewpoint(self.client.camera)):
+            return None, 0.25
         state, viewpoint, shown = self._source.model_state(), self.viewpoint, self._shown
         settings = self.settings
         here = self.camera_snap.here if self.camera_snap is not None else None
         standing = None if here is None or self.camera_snap is None else (here, self.camera_snap.camera(here))
         photo_alone = standing is not None and settings.comparison.kind != "off"
         if viewpoint is None or not settings.splats or (state.step is None and not photo_alone):
+            self._end_opening()
             return None, 0.5
         still_for = now - self._moved
         moving = still_for < REST_SECONDS
@@ -424,16 +445,19 @@ class Stream:
                 self.client.local_storage.get_item("splatstudio-frame")
             except RuntimeError:
                 # Gone (the stream is closed then) or storage is blocked: that too is an answer.
-                return
+                break
+        self._end_opening()
 
 
 class Viewport:
     """The streams of all browsers, as they come and go. `scene` None: there is only a model."""
 
     def __init__(self, server: viser.ViserServer, source: FrameSource, scene: Scene | None = None):
+        self._server = server
         self._source = source
         self._scene = scene
         self._streams: dict[int, Stream] = {}
+        self._left: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=16)  # where, looking at what
         self._lock = threading.Lock()
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
@@ -490,7 +514,7 @@ class Viewport:
 
     async def _connect(self, client: viser.ClientHandle) -> None:
         camera_snap = CameraSnap(client, self._scene) if self._scene is not None else None
-        stream = Stream(client, self._source, ViewSettings(), camera_snap, self.photos)
+        stream = Stream(client, self._source, ViewSettings(), camera_snap, self.photos, self._is_expected)
         with self._lock:
             self._streams[client.client_id] = stream
         for on_open, _on_close in self._listeners:
@@ -501,87 +525,24 @@ class Viewport:
         async def _(_: viser.CameraHandle) -> None:
             stream.camera_moved()
 
+    def _is_expected(self, viewpoint: Viewpoint) -> bool:
+        """Whether a browser that has just come looks from the first view, or from where one was that left.
+
+        The page of a browser whose line was cut comes back as another, and stands where it stood.
+        """
+        first = self._server.initial_camera
+        places = [(np.asarray(first.position), np.asarray(first.look_at)), *self._left]
+        return any(
+            np.linalg.norm(viewpoint.position - position) <= ARRIVED * np.linalg.norm(position - target)
+            for position, target in places
+        )
+
     async def _disconnect(self, client: viser.ClientHandle) -> None:
         with self._lock:
             stream = self._streams.pop(client.client_id, None)
         if stream is not None:
             stream.close()
+            if stream.viewpoint is not None:
+                self._left.append((stream.viewpoint.position, np.asarray(client.camera.look_at)))
             for _, on_close in self._listeners:
                 on_close(stream)
-
-
-class RenderFunctionSource(FrameSource):
-    """Pictures made by a function in this process; `revision` is raised to have them drawn again."""
-
-    def __init__(self, render_fn: RenderFunction):
-        # nerfview takes four seconds to import, which only those pay who bring a function of its kind.
-        from nerfview import CameraState, RenderTabState
-
-        self._render_fn = render_fn
-        self._camera_state = CameraState
-        self._tab_state = RenderTabState
-        self.revision = 0
-
-    def model_state(self) -> ModelState:
-        """Return that there is always something to see."""
-        return ModelState(self.revision, training=False)
-
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
-        """Call the function; its image is uint8, or float in 0..1, [H, W, 3]. The options are not for it."""
-        start = time.monotonic()
-        state = self._camera_state(
-            fov=camera.fov_y,
-            aspect=camera.K[1, 1] / camera.K[0, 0] * camera.width / camera.height,
-            c2w=camera.camera_to_world,
-        )
-        tab = self._tab_state(viewer_width=camera.width, viewer_height=camera.height)
-        result = self._render_fn(state, tab)
-        image = np.asarray(result[0] if isinstance(result, tuple) else result)
-        if image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"the render function returned an image of shape {image.shape}, not [H, W, 3]")
-        if image.dtype != np.uint8:
-            image = (np.clip(image, 0.0, 1.0) * 255.0).round().astype(np.uint8)
-        height, width = image.shape[:2]
-        frame = Frame(view, 0, 0, width, height, self.revision, time.monotonic() - start)
-        return ReceivedFrame(frame, np.ascontiguousarray(image))
-
-    def forget(self, view: int) -> None:
-        """Do nothing: nothing is kept for a view."""
-
-
-class RenderFunctionViewer:
-    """A page that shows a render function; `refresh` after what it draws has changed, `close` at the end."""
-
-    def __init__(self, gated: GatedServer, source: RenderFunctionSource):
-        self._gated = gated
-        self._source = source
-        self._viewport = Viewport(gated.server, source)
-        self.url = gated.url
-
-    def refresh(self) -> None:
-        """Draw everybody's picture again."""
-        self._source.revision += 1
-        self._viewport.model_changed()
-
-    def close(self) -> None:
-        """End the page."""
-        self._viewport.close()
-        self._gated.stop()
-
-
-def show(
-    render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None
-) -> RenderFunctionViewer:
-    """Show `render_fn(nerfview.CameraState, nerfview.RenderTabState) -> image` in a browser page.
-
-    The function is called in threads of this process, for each browser on its own, with the size wanted in
-    the tab state's viewer_width and viewer_height. A pair (image, depth) is taken too; the depth is not used.
-    Raises ValueError when the address cannot be used.
-    """
-    source = RenderFunctionSource(render_fn)
-    gated = open_server(Listen(host, "auto" if port is None else port))
-    gated.server.gui.configure_theme(
-        dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
-    )
-    gated.server.gui.set_panel_label("splatstudio")
-    return RenderFunctionViewer(gated, source)

@@ -36,7 +36,7 @@ class Quantity:
 
 QUANTITIES = {
     "Utilization": Quantity("Utilization, %", "utilization"),
-    "Memory of ours": Quantity("Memory of this training, GB", "memory_used_by_us", 1e-9),
+    "Memory of this app": Quantity("Memory of this app, GB", "memory_used_by_us", 1e-9),
     "Temperature": Quantity("Temperature, °C", "temperature_c"),
     "Power": Quantity("Power, W", "power_w"),
 }
@@ -216,7 +216,7 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]
     if several:
         waits = "splats · step, waiting" if any(rank.wait_seconds is not None for rank in ranks) else ""
         head += (
-            '<div class="ss-small ss-spread"><span>Memory: ours + others’ of all</span>'
+            '<div class="ss-small ss-spread"><span>Memory: this app + others of total</span>'
             f"<span>{waits}</span></div>"
         )
     rows, placed = [], 0
@@ -266,10 +266,10 @@ def _memory_text(reading: DeviceReading, terse: bool) -> str:
     if total is None or others is None:
         return f"Memory {NOT_AVAILABLE}"
     if ours is None:
-        return f"{_gb(others)} of {_gb(total)} GB, ours {NOT_AVAILABLE}"
+        return f"{_gb(others)} of {_gb(total)} GB, this app {NOT_AVAILABLE}"
     if terse:
         return f"{_gb(ours)} + {_gb(others)} of {_gb(total)} GB"
-    return f"{_gb(ours)} ours + {_gb(others)} others’ of {_gb(total)} GB"
+    return f"{_gb(ours)} GB this app, {_gb(others)} GB others, {_gb(total)} GB total"
 
 
 def _cell(name: str, value: float | None, form: str, title: str) -> str:

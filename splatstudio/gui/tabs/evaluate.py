@@ -28,11 +28,12 @@ from splatstudio.formats import format_to_write
 from splatstudio.gui.dock import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
+from splatstudio.gui.tabs.lpips_weights import NETWORKS, LpipsWeights
 from splatstudio.gui.theme import ACCENT, note_html, size, table_html
 from splatstudio.models.model import run_folder_of
 from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
-from splatstudio.runtime.messages import Event, Saved
+from splatstudio.runtime.messages import Event, Saved, Started
 from splatstudio.settings.setting import typed_output, typed_path
 
 PER_PAGE = 6
@@ -41,16 +42,10 @@ COLORS = {
     "part": (160, 115, 30),
     "damaged": (170, 60, 60),
 }  # what is not stands out
-KEEP_IT, DELETE_IT = "Keep it", "Delete it"
+KEEP_IT, DELETE_IT = "Cancel", "Delete"
 
 FILES = "evaluate"  # the kind of this tab's tasks
 OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
-NETWORKS: dict[str, tuple[str, ...]] = {
-    "AlexNet": ("alex",),
-    "VGG": ("vgg",),
-    "Both": ("alex", "vgg"),
-    "None": (),
-}
 NUM_WORST = 8
 NO_SCORES = note_html("Not evaluated yet.")
 TITLES = {
@@ -104,6 +99,7 @@ class ModelList(Panel):
         self.stale = True  # whether to look at the disk at the next refresh: something was written
         self._folders: tuple[Path, ...] = ()
         self._turned = 0  # pages of the list
+        self._stays = True  # what is selected
         self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
         self._refused = ""  # the folder that was said to be none
         self._root = self.gui.add_text(
@@ -131,6 +127,10 @@ class ModelList(Panel):
                 row.label = row_label(page[number])
                 row.color = ACCENT if page[number] == self.selected else COLORS[page[number].state]
 
+    def let_go(self) -> None:
+        """Select the newest model at the next refresh, as before the user chose another one."""
+        self._stays, self.stale = False, True
+
     def scan(self) -> None:
         """Look at the disk, and keep what was selected where it is still there."""
         self.stale = False
@@ -141,6 +141,8 @@ class ModelList(Panel):
         self._turn_to_own()
         chosen = next((folder for folder in folders if folder.resolve().name == self._run.value), None)
         self.entries = () if chosen is None else entries_of(chosen)
+        if not self._stays:
+            self._stays, self.selected, self._turned = True, None, 0
         if self.selected is not None:
             path = self.selected.path
             self._select(next((entry for entry in self.entries if entry.path == path), None))
@@ -229,8 +231,12 @@ class EvaluatePanel(Panel):
         self._bar = self.add(TaskBar(page, FILES))
         with gui.add_folder("Measures and files", expand_by_default=False):
             self._lpips = gui.add_dropdown(
-                "LPIPS", tuple(NETWORKS), initial_value="Both", hint="Where the network's weights are there."
+                "LPIPS",
+                tuple(NETWORKS),
+                initial_value="Both",
+                hint="Measured where the network's weights are installed.",
             )
+            self._weights = self.add(LpipsWeights(page, lambda: NETWORKS[self._lpips.value]))
             self._correct = gui.add_checkbox(
                 "Color-corrected PSNR", False, hint="After the affine map of colors that fits a photo best."
             )
@@ -243,13 +249,16 @@ class EvaluatePanel(Panel):
         when_user(self._answers, lambda _, answer: self._answered(answer))
 
     def look(self) -> None:
-        """Look for models that have come or gone."""
+        """Look for models that have come or gone, and for weights."""
         self._list.stale = True
+        self._weights.look()
 
     def follow(self, event: Event) -> None:
-        """Look for a checkpoint that was just written."""
+        """Look for a checkpoint that was just written; a training that goes on does so from the newest."""
         if isinstance(event, Saved):
             self._list.stale = True
+        elif isinstance(event, Started):
+            self._list.let_go()
 
     def refresh(self) -> None:
         """Show what is chosen, and how far the work is."""
@@ -273,7 +282,8 @@ class EvaluatePanel(Panel):
         self._evaluate.label = "Merge & evaluate" if several else "Evaluate"
         self._evaluate.disabled = self._merge.disabled = not usable
         self._evaluate.visible = entry is not None or file is None
-        self._more.visible = entry is not None and not busy
+        self._more.label = "Model" if entry is None else f"Step {entry.step:,}"
+        self._more.visible = entry is not None and not busy and self._asked is None
 
     def _selected_another(self, entry: CatalogEntry) -> None:
         self._ask(None)
@@ -384,6 +394,7 @@ class EvaluatePanel(Panel):
         self._question.visible = self._answers.visible = entry is not None
         self._asked = None
         if entry is not None:
+            self._more.visible = False  # so that there is one button that says Delete
             what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
             self._question.content = note_html(f"Delete {what} for good?")
             self._asked = (entry, content_mark(entry))
@@ -477,7 +488,7 @@ class ScoresSection(Panel):
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
         super().__init__(page)
         self._scene = scene = self.controller.project.scene
-        self._indices = {} if scene is None else {view.name: i for i, view in enumerate(scene.views)}
+        self._indices = {} if scene is None else {name: views[0] for name, views in scene.photographs.items()}
         self._compare = compare
         self._names: list[str] = []
         self._against: ComparedWith | None = None
@@ -530,7 +541,7 @@ class ScoresSection(Panel):
         rows += [
             ("Photos", f"{len(evaluation.images)}"),
             ("Splats", f"{evaluation.num_gaussians:,}"),
-            ("A frame", f"{evaluation.seconds_per_image * 1000:.1f} ms"),
+            ("Render time per frame", f"{evaluation.seconds_per_image * 1000:.1f} ms"),
         ]
         notes = "".join(note_html(note, "warning") for note in short_notes(evaluation.notes))
         self._means.content = f'<div data-splatstudio="scores">{table_html(rows)}{notes}</div>'

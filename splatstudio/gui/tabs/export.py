@@ -32,16 +32,16 @@ class ExportPanel(Panel):
         self._format = gui.add_dropdown("Format", tuple(CHOICES))
         self._facts = gui.add_html("")
         self._path = gui.add_text("File", self._suggested, hint=FILE_HINT)
-        with gui.add_folder("Leave out", expand_by_default=False):
+        with gui.add_folder("Filter", expand_by_default=False):
             self._trim = self.add(TrimSection(page, page.viewport.show_trim))
         self._upright = gui.add_checkbox(
-            "Stand upright",
+            "Align upright",
             False,
-            hint="As other viewers show it, centerd and scaled as here; else in the scene's own coordinates.",
+            hint="As other viewers show it, centered and scaled as here; else in the scene's coordinates.",
             visible=has_scene,
         )
         self._cameras = gui.add_checkbox(
-            "Cameras beside it",
+            "Also export cameras",
             False,
             hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
             "where the training learned poses.",
@@ -137,10 +137,11 @@ class TrimSection(Panel):
     def __init__(self, page: Page, show: Callable[[Trim], None]):
         super().__init__(page)
         gui, self._show = self.gui, show
+        self._run_dir = self.controller.project.run_dir
         self._told = KEEP_ALL
         self._telling = threading.Lock()  # viser calls from several threads: what is newest is told last
         self._opacity = gui.add_slider(
-            "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
+            "Minimum opacity", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
         )
         self._crop = gui.add_checkbox(
             "Crop to a box", False, hint="Drawn in the scene; its axes are the view's."
@@ -162,6 +163,14 @@ class TrimSection(Panel):
         """Return what is chosen; the box is in the frame of the page and of the model."""
         low, high = self._from.value, self._to.value
         return Trim(self._opacity.value, (*low, *high) if self._crop.value else None)
+
+    def refresh(self) -> None:
+        """Leave nothing out of a new run: what was cropped is of the one before."""
+        super().refresh()
+        if self.controller.project.run_dir != self._run_dir:
+            self._run_dir = self.controller.project.run_dir
+            self._crop.value, self._opacity.value, self._touched = False, 0.0, False
+            self._draw()
 
     def surround(self, center: np.ndarray, radius: float) -> None:
         """Lay the box around a model, unless somebody has laid it already."""

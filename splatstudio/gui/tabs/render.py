@@ -75,7 +75,7 @@ class OutputSection(Panel):
         gui, scene, self._editor = self.gui, self.controller.project.scene, editor
         self._sizes = dict(SIZES)
         if scene is not None:
-            camera = scene.cameras[0]
+            camera = scene.resized(1).cameras[0]
             self._sizes[PHOTO] = (camera.width // 2 * 2, camera.height // 2 * 2)
         self._asked_custom = False
         size = gui.add_dropdown("Size", (*self._sizes, CUSTOM))
@@ -234,7 +234,8 @@ class RenderPanel(Panel):
 
     def refresh(self) -> None:
         """Show what has changed, in the tab and in the scene."""
-        self._store.follow(self.controller.project)
+        if self._store.follow(self.controller.project):
+            self._editor.begin_anew()  # the path stays with the run that was started over
         super().refresh()
         self._drawn.redraw()
 
@@ -339,7 +340,8 @@ class PathChoice(Panel):
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
         super().__init__(page)
         scene, self._editor, self._store = self.controller.project.scene, editor, store
-        cameras = scene.cameras if scene is not None else ()
+        # Of the whole photographs: a training may have made them smaller.
+        cameras = scene.resized(1).cameras if scene is not None else ()
         self._choice = self.gui.add_dropdown(
             "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
         )
@@ -349,7 +351,7 @@ class PathChoice(Panel):
             SPIRAL: lambda: spiral(cameras),
             PHOTOS: lambda: through(cameras),
         }
-        self._ready = {EMPTY: self._empty} | (ready if cameras else {})
+        self._ready = {EMPTY: lambda: CameraPath(())} | (ready if cameras else {})
         new = self.gui.add_button_group(
             "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photographs' cameras."
         )
@@ -369,11 +371,11 @@ class PathChoice(Panel):
     def _make(self, kind: str) -> None:
         self._store.flush()
         name = "path" if kind == EMPTY else kind.lower()
-        self._editor.load(self._ready[kind](), self._store.unused(name))
-
-    def _empty(self) -> CameraPath:
         old = self._editor.path
-        return CameraPath((), width=old.width, height=old.height, fps=old.fps)
+        path = replace(self._ready[kind](), fps=old.fps)
+        if (old.width, old.height) != (CameraPath.width, CameraPath.height):  # somebody has chosen a size
+            path = replace(path, width=old.width, height=old.height)
+        self._editor.load(path, self._store.unused(name))
 
 
 class KeyframeSection(Panel):
@@ -474,7 +476,12 @@ class MotionSection(Panel):
         super().__init__(page)
         gui, self._editor = self.gui, editor
         seconds = gui.add_number(
-            "Arrives after", 2.0, min=0.05, max=3600.0, step=0.1, hint="From the keyframe before to this one."
+            "Time from previous",
+            2.0,
+            min=0.05,
+            max=3600.0,
+            step=0.1,
+            hint="From the last keyframe to this one.",
         )
         fov = gui.add_slider("Field of view", 5.0, 120.0, 0.5, 50.0, hint="Vertical, in degrees.")
         stretches = "Of the whole path; all times are stretched."

@@ -232,7 +232,7 @@ class SettingInput:
     """One setting of the form: it shows the run's value until the user enters another one."""
 
     def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
-        self.path = setting.path
+        self.path, self._declared = setting.path, setting.declared
         self._kind = type(value)
         self._shown = self._displayed(value)
         label, hint = label_of(setting.path), hint_of(setting)
@@ -256,13 +256,18 @@ class SettingInput:
         return self.handle.value != self._shown
 
     def read(self) -> Any:
-        """Return what was entered. Raises ValueError when it is no number."""
+        """Return what was entered. Raises ValueError when it is no number, or out of its range."""
         value = self.handle.value
         if self._kind is tuple:
             return tuple(part / 255.0 for part in value)
-        if not isinstance(value, str):
-            return value
-        return number_of(self.path, value, int if self._kind is int else float)
+        if isinstance(value, str):
+            value = number_of(self.path, value, int if self._kind is int else float)
+        low, high = self._declared.low, self._declared.high
+        if low is not None and not value >= low:
+            raise ValueError(f"{label_of(self.path)} must be {low:g} or more")
+        if high is not None and not value <= high:
+            raise ValueError(f"{label_of(self.path)} must be {high:g} or less")
+        return value
 
     def show(self, value: Any) -> None:
         """Show the run's value, unless the user has begun to enter another one."""
@@ -300,8 +305,8 @@ class SettingsForm(Panel):
         self._headings: dict[str, viser.GuiHtmlHandle] = {}
         with gui.add_folder("Live settings", expand_by_default=False):
             self._apply = self.button("Apply", lambda _: self._send(), None, disabled=True)
-            self._undo = self.button("Undo", lambda _: self._reset(), visible=False)
-            self._answer = gui.add_html("")
+            self._undo = self.button("Undo", lambda _: self._reset(), disabled=True)
+            self._answer = gui.add_html(answer_html())
             for setting in live_settings(self._config):
                 group = setting.group
                 if group not in self._headings:
@@ -326,7 +331,7 @@ class SettingsForm(Panel):
         num = len(self._edited)
         self._apply.label = f"Apply {counted(num, 'change')}" if num else "Apply"
         self._apply.disabled = num == 0
-        self._undo.visible = num > 0
+        self._undo.disabled = num == 0
 
     @property
     def _edited(self) -> list[SettingInput]:
@@ -336,14 +341,20 @@ class SettingsForm(Panel):
         try:
             self.controller.change_settings({each.path: each.read() for each in self._edited})
         except ValueError as error:
-            self._answer.content = note_html(f"Not changed: {error}.", "bad", mark="refusal")
+            self._answer.content = answer_html(f"Not changed: {error}.")
         else:
-            self._answer.content = ""
+            self._answer.content = answer_html()
 
     def _reset(self) -> None:
         for each in self._inputs:
             each.reset()
-        self._answer.content = ""
+        self._answer.content = answer_html()
+
+
+def answer_html(refusal: str = "") -> str:
+    """Return why something was not changed; it takes the same room where there is nothing to tell."""
+    told = note_html(refusal, "bad", mark="refusal") if refusal else ""
+    return f'<div class="ss-answer">{told}</div>'
 
 
 def hint_of(setting: LiveSetting) -> str:
@@ -382,7 +393,7 @@ class CaptureOption:
 # What can be switched on for a capture that is not ideal, before its training begins.
 CAPTURE_OPTIONS = (
     CaptureOption(
-        "Light changes",
+        "Varying exposure",
         "exposure.enabled",
         True,
         "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photograph differ.",
@@ -400,7 +411,7 @@ CAPTURE_OPTIONS = (
         "Learns the colors behind everything apart from the splats. An exported file is without them.",
     ),
     CaptureOption(
-        "Near and far",
+        "Anti-aliasing",
         "antialiased",
         True,
         "Looks right from other distances than the photographs'; exported files tell other programs to draw"
@@ -414,7 +425,10 @@ CAPTURE_OPTIONS = (
         lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
-        "Floaters", "shapes.min_views", 2, "Removes what fewer than two photographs show, now and then."
+        "Remove floaters",
+        "shapes.min_views",
+        2,
+        "Removes what fewer than two photos show, now and then.",
     ),
 )
 
@@ -433,7 +447,6 @@ class TrainPanel(Panel):
         # A training that was started elsewhere needs no setting up, nor are its photographs always here.
         if project.scene is not None:
             self.add(Setup(page, project.scene))
-        self._add_more_steps()
         self.plots = TrainingPlots(page, tab)
         compares = "Compares the model with the photographs that are held out for the test."
         evaluate = self.button("Evaluate now", lambda _: controller.send(Evaluate()), hint=compares)
@@ -447,21 +460,6 @@ class TrainPanel(Panel):
     def _can_evaluate(self) -> bool:
         active = self.controller.status.state in ("training", "paused", "finished")
         return active and self.controller.project.can_evaluate
-
-    def _add_more_steps(self) -> None:
-        """Offer, where all that was planned is done, a number of further steps, and the button for them."""
-        controller, folder = self.controller, self.gui.add_folder(None, visible=False)
-        with folder:
-            num = self.gui.add_number("More steps", max(1, controller.project.config.steps // 2), min=1)
-            go_on = self.button("Train on", lambda _: controller.train_more(num.value), ACCENT)
-        num.on_update(lambda _: None)  # the button follows
-        self.keep(folder, visible=lambda: controller.can_train_more)
-
-        def label() -> str:
-            last = controller.status.step + num.value
-            return f"Train on to step {last:,}" if controller.can_train_more else "Train on"
-
-        self.keep(go_on, label=label)
 
 
 class Setup(Panel):
@@ -482,7 +480,7 @@ class Setup(Panel):
                     "Preset",
                     tuple(PRESETS),
                     initial_value=self._chosen,
-                    hint="A set of settings for one wish; each of them can still be changed.",
+                    hint="Settings tuned for one goal; each of them can still be changed.",
                 ),
                 lambda _: self._chosen,
                 self._choose_preset,
@@ -502,7 +500,7 @@ class Setup(Panel):
                 lambda config: labels.get(config.downscale),
                 lambda label: self._change("downscale", sizes[label]),
             )
-            with gui.add_folder("This capture", expand_by_default=bool(options_on(config))):
+            with gui.add_folder("Capture issues", expand_by_default=bool(options_on(config))):
                 for option in CAPTURE_OPTIONS:
                     if option.suits(scene) or option.is_on(config):
                         box = gui.add_checkbox(option.label, option.is_on(config), hint=option.hint)
@@ -546,7 +544,7 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     own = preset.changes(config)
     changes = f" Changed: {', '.join(own)}." if own else ""
     chosen = splats_chosen(config, scene.resized(config.downscale))
-    number = "" if chosen is None else f" Here at most {chosen:,} splats."
+    number = "" if chosen is None else f" Limit here: {chosen:,} splats."
     return note_html(preset.description + number + changes, mark="preset")
 
 
@@ -573,7 +571,7 @@ def settings_html(controller: Controller) -> str:
         ("Run folder", str(project.run_dir) if project.run_dir else "–"),
     ]
     if options_on(config):
-        rows.append(("This capture", ", ".join(options_on(config))))
+        rows.append(("Capture issues", ", ".join(options_on(config))))
     if project.devices.num_ranks > 1 or config.precision != "auto":
         rows.append(("Sent between ranks", PRECISIONS[config.precision]))
     return table_html(rows)

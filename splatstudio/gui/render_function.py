@@ -1,0 +1,96 @@
+"""A page that shows what a function renders, without a training: `ss.show`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
+from splatstudio.gui.theme import apply_theme
+from splatstudio.runtime.messages import Frame, ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame
+
+if TYPE_CHECKING:
+    from nerfview import CameraState, RenderTabState
+
+RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
+
+
+class RenderFunctionSource(FrameSource):
+    """Pictures made by a function in this process; `revision` is raised to have them drawn again."""
+
+    def __init__(self, render_fn: RenderFunction):
+        # nerfview takes four seconds to import, which only those pay who bring a function of its kind.
+        from nerfview import CameraState, RenderTabState
+
+        self._render_fn = render_fn
+        self._camera_state = CameraState
+        self._tab_state = RenderTabState
+        self.revision = 0
+
+    def model_state(self) -> ModelState:
+        """Return that there is always something to see."""
+        return ModelState(self.revision, training=False)
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Call the function; its image is uint8, or float in 0..1, [H, W, 3]. The options are not for it."""
+        start = time.monotonic()
+        state = self._camera_state(
+            fov=camera.fov_y,
+            aspect=camera.K[1, 1] / camera.K[0, 0] * camera.width / camera.height,
+            c2w=camera.camera_to_world,
+        )
+        tab = self._tab_state(viewer_width=camera.width, viewer_height=camera.height)
+        result = self._render_fn(state, tab)
+        image = np.asarray(result[0] if isinstance(result, tuple) else result)
+        if image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"the render function returned an image of shape {image.shape}, not [H, W, 3]")
+        if image.dtype != np.uint8:
+            image = (np.clip(image, 0.0, 1.0) * 255.0).round().astype(np.uint8)
+        height, width = image.shape[:2]
+        frame = Frame(view, 0, 0, width, height, self.revision, time.monotonic() - start)
+        return ReceivedFrame(frame, np.ascontiguousarray(image))
+
+    def forget(self, view: int) -> None:
+        """Do nothing: nothing is kept for a view."""
+
+
+class RenderFunctionViewer:
+    """A page that shows a render function; `refresh` after what it draws has changed, `close` at the end."""
+
+    def __init__(self, gated: GatedServer, source: RenderFunctionSource):
+        self._gated = gated
+        self._source = source
+        self._viewport = Viewport(gated.server, source)
+        self.url = gated.url
+
+    def refresh(self) -> None:
+        """Draw everybody's picture again."""
+        self._source.revision += 1
+        self._viewport.model_changed()
+
+    def close(self) -> None:
+        """End the page."""
+        self._viewport.close()
+        self._gated.stop()
+
+
+def show(
+    render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None
+) -> RenderFunctionViewer:
+    """Show `render_fn(nerfview.CameraState, nerfview.RenderTabState) -> image` in a browser page.
+
+    The function is called in threads of this process, for each browser on its own, with the size wanted in
+    the tab state's viewer_width and viewer_height. A pair (image, depth) is taken too; the depth is not used.
+    Raises ValueError when the address cannot be used.
+    """
+    source = RenderFunctionSource(render_fn)
+    gated = open_server(Listen(host, "auto" if port is None else port))
+    apply_theme(gated.server.gui)
+    return RenderFunctionViewer(gated, source)

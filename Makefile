@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f -not -name '*.pyc')
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/* tests/made_up_device/*.cpp)
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel release-check lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize fuzz wheel release-check portable-check experimental-wheels lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -111,6 +111,19 @@ wheel: setup
 release-check: wheel
 	$(BIN)/python tests/release/check.py $(PYTHONS)
 
+# The CPU kernels compiled by clang, for Linux on arm64, for Windows and for macOS: some minutes the first time, when zig
+# builds those systems' libraries, half a minute then. Not part of CI for that. With TORCH="WHEEL ..." of those systems
+# it checks that these have all functions that the kernels use.
+ZIG := ziglang==0.17.1
+portable-check: setup
+	@$(BIN)/python -c 'import ziglang' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG)
+	$(BIN)/python csrc/portable.py $(if $(TORCH),--torch $(TORCH))
+
+# Wheels for Windows and for macOS on arm64, in build/experimental: compiled, not run.
+experimental-wheels: setup
+	@$(BIN)/python -c 'import ziglang, wheel' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG) wheel
+	$(BIN)/python csrc/portable.py --wheels $(if $(TORCH),--torch $(TORCH))
+
 # The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
 sanitize: setup
@@ -121,6 +134,12 @@ sanitize: setup
 	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/kernels/test_ops.py tests/kernels/test_fuzz.py \
 	  tests/kernels/test_oracle.py tests/optimization/test_view_gradients.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
 	  tests/kernels/test_mcmc_kernels.py
+
+# Every reader of files and messages against damaged ones, for ten minutes; what a defect needs is left in build/fuzz.
+FUZZ_MINUTES := 10
+fuzz: setup
+	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES) || \
+	  { tail -n 30 build/fuzz/native.txt; cat build/fuzz/last.txt; exit 1; }
 
 # The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, a search for races, random
 # orders of threads; then small images under the sanitizers.
@@ -139,7 +158,7 @@ cuda-on-cpu: setup
 	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_fuzz.py
 # Each access is looked at: lists that are longer than they need be for that take minutes.
 QUICK := not forked_process and not all_chunks and not large_picture and not without_gradients and not checkpoints
-RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_long_lists.py tests/cuda_on_cpu/test_fused.py tests/cuda_on_cpu/test_pose.py tests/kernels/test_ops.py \
+RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_late_rows.py tests/cuda_on_cpu/test_warp_rectangles.py tests/cuda_on_cpu/test_long_lists.py tests/cuda_on_cpu/test_fused.py tests/cuda_on_cpu/test_pose.py tests/kernels/test_ops.py \
   tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/made_up_device tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py

@@ -7,6 +7,7 @@ The Devices picture, of eight GPUs, takes the record that the tests of devices h
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -18,9 +19,12 @@ import psutil
 from fake_nvml import FakeNvml
 from playwright.sync_api import sync_playwright
 
+from splatstudio.cli.start import start_content
 from splatstudio.devices import monitor
+from splatstudio.files.recent import remember
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.start_page import StartPage
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +36,10 @@ STEPS = 3000
 def take(page: Any, folder: Path, name: str) -> None:
     """Save what the page shows, without the notices that cover it."""
     time.sleep(2.0)
-    for button in page.locator(".mantine-Notification-closeButton").all():
-        button.click(timeout=1000)
+    # Asked of the page in one piece: some go away by themselves meanwhile, and only two are to be seen.
+    page.evaluate(
+        "document.querySelectorAll('.mantine-Notification-closeButton').forEach(button => button.click())"
+    )
     time.sleep(1.0)
     page.screenshot(path=folder / f"{name}.jpg", type="jpeg", quality=85)
     print(f"{folder / name}.jpg")
@@ -78,26 +84,41 @@ def see_devices(studio: Studio, page: Any, folder: Path) -> None:
     take(page, folder, "devices")
 
 
+def see_start_page(page: Any, runs: Path, folder: Path) -> None:
+    """Take the picture of `open` without a path, in a folder with a run."""
+    os.environ["XDG_STATE_HOME"] = str(runs / "state")
+    os.chdir(runs)
+    remember(runs / "photos" / "table")
+    start = StartPage(Listen(port=0), start_content())
+    page.goto(start.url)
+    take(page, folder, "start")
+    start.close()
+
+
 def main() -> None:
     """Take all pictures into a folder, that of the repository by default."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "assets" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     config = TrainConfig(steps=STEPS, eval_steps=(300, 600, 900), save_steps=(600, 900), sh_degree=2)
-    with tempfile.TemporaryDirectory() as runs, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory(prefix="captures-") as runs, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        for name, show in (("demo", tour), ("devices", see_devices)):
+        scene = Path(runs) / "photos" / "table"  # so that no picture shows where this repository is
+        shutil.copytree(ROOT / "assets" / "demo", scene)
+        for name, show in (("table", tour), ("devices", see_devices)):
             if show is see_devices:
                 monitor.pynvml = FakeNvml()  # type: ignore[assignment] - for this picture alone
                 psutil.pid_exists = lambda pid: True
             run_dir = Path(runs) / "runs" / name
-            studio = Studio(ROOT / "assets" / "demo", network=Listen(port=0), config=config, run_dir=run_dir)
+            studio = Studio(scene, network=Listen(port=0), config=config, run_dir=run_dir)
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
             try:
                 show(studio, page, folder)
             finally:
                 page.close()
                 studio.close()
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        see_start_page(page, Path(runs), folder)
         browser.close()
 
 

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "splatstudio"
 LAYERS = [
     "settings",
     "error_text",
+    "operating_system",
     "files",
     "devices",
     "cameras",
@@ -45,7 +46,8 @@ LAYERS = [
 ]
 
 # The same inside of the page: the gate and viser's insides below what a browser looks at, panels above.
-GUI_LAYERS = ["theme", "server", "state", "panel", "dock", "tabs", "app", "attached"]
+GUI_LAYERS = ["theme", "server", "state", "panel", "dock", "tabs"]
+GUI_LAYERS += ["render_function", "estimation", "app", "attached"]
 
 # An outside library that only one part or module may know, so that it is exchanged or upgraded in one place.
 HOMES = {
@@ -266,3 +268,38 @@ def test_no_class_name_is_used_twice() -> None:
 def test_torchs_idle_threads_sleep_in_the_process_of_the_tests_too() -> None:
     loaded = list(sys.modules)
     assert loaded.index("splatstudio") < loaded.index("torch"), "the setting comes too late otherwise"
+
+
+# Modules that Windows does not have, and names of those that it has, by Python's documentation.
+OF_ONE_SYSTEM = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "msvcrt", "winreg"}
+NAMES_OF_ONE_SYSTEM = re.compile(
+    r"os\.(O_(?!RDONLY|WRONLY|RDWR|APPEND|CREAT|EXCL|TRUNC)\w+|fork\w*|nice|gete?[ug]id|killp?g?|pread|pwrite|"
+    r"posix_\w+|sched_\w+|[gs]etpriority|PRIO_\w+|setsid|statvfs|wait\w*|mkfifo|name|replace|rename)|"
+    r"signal\.(SIG(?!INT|TERM|ABRT|_DFL|_IGN|nals)\w+|alarm|setitimer|pthread_\w+|sigwait\w*|siginterrupt)|"
+    r"socket\.(AF_UNIX|SO_REUSE\w+|SO_SNDTIMEO|TCP_USER_TIMEOUT)|select\.\w+|sys\.(platform|getwindowsversion)|"
+    r"ctypes\.(CDLL|windll)|subprocess\.CREATE_\w+"
+)
+# They say on which systems a file is that they read, and do without where it is not.
+ASK_LINUX = {
+    "files.free_memory",
+    "cli.report",
+    "training.precision",
+    "devices.monitor",
+    "runtime.process_setup",
+}
+
+
+def test_one_module_knows_what_operating_systems_do_differently() -> None:
+    found: list[str] = []
+    for path in python_files():
+        module = module_of(path)
+        if module == "operating_system":
+            continue
+        tree = ast.parse(path.read_text())
+        found += [f"{module}: {name}" for name in imported_modules(tree) if name in OF_ONE_SYSTEM]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and NAMES_OF_ONE_SYSTEM.fullmatch(text := ast.unparse(node)):
+                found.append(f"{module}:{node.lineno}: {text}")
+            if isinstance(node, ast.Constant) and re.match(r"/(dev|proc|sys)/", str(node.value)):
+                found += [] if module in ASK_LINUX else [f"{module}:{node.lineno}: {node.value}"]
+    assert not found, "put it into operating_system.py:\n" + "\n".join(found)

@@ -44,9 +44,9 @@
 
   // A field of viser's reads "-0" as the number 0 and writes that back: of a typed -0.22 the sign was lost. It
   // hears nothing of what is no number yet; then all of it at once, as if it was pasted, for it compares with
-  // what it heard last.
+  // what it heard last. When it is drawn anew meanwhile it shows what it has heard: what was begun comes back.
   const begun = field => field.matches?.(".mantine-NumberInput-input") && /^-0?\.?0*$/.test(field.value);
-  let held = null, heard = "", passing = false;
+  let held = null, typed = "", heard = "", passing = false;
   const write = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
   const pass = (field, text) => {
     passing = true;
@@ -58,12 +58,14 @@
     held = null;
   };
   addEventListener("beforeinput", event => {
-    if (!passing && held !== event.target) heard = event.target.value;
+    if (passing) return;
+    if (held !== event.target) heard = event.target.value;
+    else if (held.value !== typed) write.call(held, typed);
   }, true);
   addEventListener("input", event => {
     const field = event.target;
     if (passing) return;
-    if (begun(field)) held = field;
+    if (begun(field)) [held, typed] = [field, field.value];
     else if (held !== field) return;
     event.stopImmediatePropagation();
     if (!begun(field)) pass(field, field.value);
@@ -71,7 +73,7 @@
   addEventListener("focusout", event => {
     if (held !== event.target) return;
     // What never became a number is forgotten, but for a zero with a sign.
-    write.call(held, /0/.test(held.value) ? "0" : heard);
+    write.call(held, typed.includes("0") ? "0" : heard);
     held = null;
     passing = true;
     event.target.dispatchEvent(new InputEvent("input", {bubbles: true}));

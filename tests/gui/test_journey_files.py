@@ -64,18 +64,19 @@ def type_negative_fractions(screen: Screen) -> None:
 
     def begin(typed: str) -> None:
         field.click()
-        # viser looks after the caret a frame after a click, and would take back what is selected by then.
+        # The field looks after its caret in the frame after a click: nobody selects as fast as that.
         screen.page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
         keyboard.press("Control+A")
         keyboard.type(typed, delay=20)
 
-    def holds(number: float) -> bool:
-        return (trim.trim.crop or (0.0,))[0] == number == float(field.input_value())
+    def wait_for(number: float) -> None:
+        held = lambda: (trim.trim.crop and trim.trim.crop[0], field.input_value())  # noqa: E731
+        screen.wait(lambda: held() == (number, str(number)), lambda: f"{number}, it is {held()}")
 
     for typed, number in [("-0.22", -0.22), ("-0.05", -0.05), ("-1.5", -1.5), ("-", -1.5), ("0.25", 0.25)]:
         begin(typed)
         keyboard.press("Tab")
-        screen.wait(lambda number=number: holds(number), f"{typed} is {number}, not {trim.trim}")
+        wait_for(number)
     # The controls are drawn anew while somebody types.
     begin("-")
     for label in ("From here", "From"):
@@ -83,7 +84,7 @@ def type_negative_fractions(screen: Screen) -> None:
         screen.page.get_by_text(label, exact=True).wait_for()
     keyboard.type("0.75", delay=20)
     keyboard.press("Tab")
-    screen.wait(lambda: holds(-0.75), f"what was begun stays, not {trim.trim}")
+    wait_for(-0.75)
     screen.switch("Crop to a box").click()
 
 

@@ -247,10 +247,12 @@ class Screen:
         whole = shown.version == now and not shown.moving and shown.scale == shown.settings.max_scale
         return whole and stream._acknowledged.done()
 
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
+    def wait(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+        """Wait for a condition; `what` says what should have come, or tells what is there instead."""
         deadline = time.monotonic() + TIMEOUT
         while not condition():
-            assert time.monotonic() < deadline, f"never: {what}; {self.studio.controller.status}"
+            told = what if isinstance(what, str) else what()
+            assert time.monotonic() < deadline, f"never: {told}; {self.studio.controller.status}"
             time.sleep(0.05)
 
 

@@ -139,7 +139,8 @@ class TrimSection(Panel):
         gui, self._show = self.gui, show
         self._run_dir = self.controller.project.run_dir
         self._told = KEEP_ALL
-        self._telling = threading.Lock()  # viser calls from several threads: what is newest is told last
+        # viser calls from several threads: what is newest is told last, and one box is drawn at a time.
+        self._drawing = threading.Lock()
         self._opacity = gui.add_slider(
             "Minimum opacity", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
         )
@@ -184,14 +185,16 @@ class TrimSection(Panel):
         self._draw()
 
     def _draw(self) -> None:
-        with self._telling:
+        with self._drawing:
             trim = self.trim
             self._hide.visible = not trim.keeps_all
             hidden = trim if self._hide.value else KEEP_ALL
             if hidden != self._told:
                 self._told = hidden
                 self._show(hidden)
-        shown = self._crop.value
+            self._draw_box(self._crop.value)
+
+    def _draw_box(self, shown: bool) -> None:
         self._from.visible = self._to.visible = shown
         if self._box is not None and not shown:
             self._box.remove()

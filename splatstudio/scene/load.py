@@ -182,8 +182,8 @@ def _no_scene(path: Path) -> ValueError:
         kind = kind_of_file(path)
     except PermissionError:
         raise
-    except OSError:  # a pipe, which is not waited for
-        kind = None
+    except OSError as error:  # a pipe or a device, which is not waited for
+        kind = (error.strerror or "").removeprefix("it is ")
     return ValueError(f"{path} is {kind or 'a file of unknown type'}; give the folder of a scene: {KNOWN}")
 
 

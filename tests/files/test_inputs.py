@@ -133,7 +133,7 @@ def test_a_run_and_a_camera_path_are_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("do", [load_scene, lambda path: open_project(path, TrainConfig(), None)])
 def test_a_pipe_in_place_of_a_scene_is_no_folder(tmp_path: Path, do: Callable[[Path], object]) -> None:
-    with pytest.raises(ValueError, match=r"pipe is a file of unknown type; give the folder of a scene"):
+    with pytest.raises(ValueError, match=r"pipe is a named pipe, not a regular file; give the folder"):
         do(pipe_at(tmp_path / "pipe"))
 
 

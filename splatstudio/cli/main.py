@@ -175,6 +175,7 @@ def train_(
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
     resume: bool = False,
+    minutes: float | None = None,
     tls: OmitArgPrefixes[TlsFiles] = NO_TLS,
 ) -> int:
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
@@ -187,10 +188,14 @@ def train_(
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
+        minutes: Choose preset, size of the photographs (--downscale at least) and steps for the best picture
+            in about so many minutes on this machine.
         tls: How the line to those who attach is encrypted.
     """
     if preset and resume:
         raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
+    if minutes is not None and (preset or resume):
+        raise ValueError("--minutes plans a new training and its preset: omit --preset and --resume")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
     from splatstudio.cli.poses import with_poses
@@ -202,7 +207,9 @@ def train_(
         print_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
     config = with_whole_paths(config, scene)
-    return train_scene(scene, config, run, resume=resume, given=given, devices=devices, tls=tls)
+    return train_scene(
+        scene, config, run, resume=resume, given=given, minutes=minutes, devices=devices, tls=tls
+    )
 
 
 def eval_(

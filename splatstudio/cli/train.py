@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -20,6 +22,7 @@ from splatstudio.cli.terminal import (
     print_evaluation,
     print_scene,
 )
+from splatstudio.devices import accelerator
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.error_text import for_terminal
 from splatstudio.evaluation.evaluate import evaluation_from_json
@@ -28,14 +31,24 @@ from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
+from splatstudio.runtime.fork_server import process_context
 from splatstudio.runtime.launched import LaunchedRank, launched_rank, train_launched
 from splatstudio.runtime.sentences import joined_sentence, plateau_sentence, saved_sentence, stopped_sentence
 from splatstudio.runtime.stop_signals import StopRequest, leave_closed_terminal, stop_requests
 from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, resumed, value_of
 from splatstudio.settings.presets import notes_on_settings
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.time_plan import (
+    BUDGET_MINUTES,
+    StepTimes,
+    duration_words,
+    measured_times,
+    plan_within,
+    proposal,
+)
 
 LIMIT = "densify.max_gaussians"  # what --max-splats sets
 
@@ -173,16 +186,19 @@ def train_scene(
     *,
     resume: bool,
     given: Collection[str],
+    minutes: float | None = None,
     devices: DeviceOptions = AS_FOUND,
     tls: TlsFiles = NO_TLS,
 ) -> int:
     """Train to the last step or to Ctrl-C, SIGTERM or SIGHUP, which save, and return the exit code.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
-    others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
-    training.
+    others. With `minutes` preset, size and steps are those of a plan for this machine. Raises ValueError with
+    one sentence for what cannot be trained or resumed, and for what ended the training.
     """
     launched = launched_rank(os.environ)
+    if minutes is not None:
+        _refuse_beside_minutes(minutes, given, devices, launched=launched is not None)
     if launched is not None:
         job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
         return train_as_rank(launched, job, notes, devices, tls)
@@ -199,21 +215,16 @@ def train_scene(
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
-        joined = joined_sentence(checkpoint, scene)
-        console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
-        if first >= config.steps:
-            console.print(
-                f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more."
-            )
+        if not _goes_on(run_dir, config, checkpoint, scene):
             return 0
-        _take_over(run_dir)
-        if (run := Run.open(run_dir)).config.images != config.images:
-            remember_images(run, config.images)
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
     chosen = devices.chosen()
     use = devices.use_of(chosen)
     console.print(use.text, style="yellow" if use.idle_gpu else None, markup=False)
+    if checkpoint is None:
+        config = _planned(config, scene, minutes, given, chosen)
+        scene = scene.resized(config.downscale)
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
     for note in notes_on_settings(config, given):
@@ -228,12 +239,65 @@ def train_scene(
     return _Attendance(job, first, chosen).run()
 
 
+def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene) -> bool:
+    """Take a run over and say where it goes on; return whether there is anything to do."""
+    first = step_of(checkpoint) or 0
+    joined = joined_sentence(checkpoint, scene)
+    console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
+    if first >= config.steps:
+        console.print(f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more.")
+        return False
+    _take_over(run_dir)
+    if (run := Run.open(run_dir)).config.images != config.images:
+        remember_images(run, config.images)
+    return True
+
+
 def _refuse_what_is_for_several(devices: DeviceOptions, tls: TlsFiles) -> None:
     if devices.nodes > 1:
         raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
     devices.check_alone()
     if tls != NO_TLS:
         raise ValueError("--tls-cert is for --attach, under torchrun or Slurm: nothing is listened for here")
+
+
+def _refuse_beside_minutes(
+    minutes: float, given: Collection[str], devices: DeviceOptions, *, launched: bool
+) -> None:
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"--minutes is {minutes:g}, but must be more than 0")
+    if launched or devices.may_be_several:
+        raise ValueError("--minutes plans for one rank: omit it, and say how many --steps to train")
+    if not {"steps", "strategy"}.isdisjoint(given):
+        raise ValueError("--minutes chooses steps and strategy: omit --steps and --strategy, or --minutes")
+
+
+def times_on(gpu: int | None) -> StepTimes:
+    """Return what a step takes on a GPU, None: on the processor.
+
+    A GPU is asked by a process of its own, which leaves nothing on it.
+    """
+    if gpu is None:
+        return measured_times("cpu")
+    with ProcessPoolExecutor(1, mp_context=process_context()) as pool:
+        return pool.submit(measured_times, f"{accelerator.kind()}:{gpu}").result()
+
+
+def _planned(
+    config: TrainConfig, scene: Scene, minutes: float | None, given: Collection[str], devices: RankDevices
+) -> TrainConfig:
+    """Return the settings of a plan for so many minutes; without, name one where it takes long."""
+    if minutes is not None:
+        plan = plan_within(minutes, scene, config, times_on(devices.gpus[0]))
+        console.print(f"Takes {plan.sentence}.")
+        return plan.applied(config, given)
+    if not given and devices.gpus == (None,):
+        plan = proposal(scene, config, measured_times("cpu"))
+        if plan is not None:
+            took = duration_words(plan.instead_of)
+            sentence = f"This takes {took} here; --minutes {BUDGET_MINUTES:g} is {plan.sentence}."
+            console.print(sentence, style="yellow", markup=False)
+    return config
 
 
 def _to_resume(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import io
+import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from splatstudio.checkpoints.rank_parts import RankPart, part_of
 from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
@@ -23,6 +25,16 @@ from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import PlateauReached, Save, State, Stop
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.runtime.tasks import num_bytes
+from splatstudio.settings.config import TrainConfig, differing, value_of
+from splatstudio.settings.presets import nearest_preset
+from splatstudio.training.time_plan import (
+    StepTimes,
+    TimePlan,
+    duration_words,
+    expected_seconds,
+    measured_times,
+    proposal,
+)
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
 MERGE = "merge parts"  # the kind of the task that merges a part with the others
@@ -141,6 +153,82 @@ def offer_text(offer: PlateauReached) -> str:
     return " ".join(filter(None, (f"{plateau_words(offer)}: stop here, or go on?", plateau_advice(offer))))
 
 
+class TimeBar(Panel):
+    """How long the training takes here, said before it begins; a long one gives way to one of ten minutes.
+
+    That is done once, where nobody has asked for any settings; a button takes the full training, and the
+    short one again. Only on a processor: a GPU would have to be woken for it, and takes long nowhere.
+    """
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        self._times: StepTimes | None = None
+        self._plan: TimePlan | None = None
+        self._full: Project | None = None  # in whose place the plan was taken
+        self._estimate: tuple[TrainConfig, float] | None = None
+        text = self.gui.add_html("", visible=False)
+        self.keep(text, visible=lambda: self._planning, content=self._said)
+        hint = "Preset, size of the photos and steps; each can still be changed in the Train tab."
+        swap = self.button("", lambda _: self._swap(), visible=False, hint=hint)
+        self.keep(swap, visible=lambda: self._planning and self._plan is not None, label=self._offered)
+        devices = self.controller.project.devices
+        if self.controller.can_set_up and devices.num_ranks == 1 and devices.gpus[0] is None:
+            threading.Thread(target=self._measure, name="step-times", daemon=True).start()
+
+    @property
+    def _planning(self) -> bool:
+        return self._times is not None and self.controller.can_set_up
+
+    def _measure(self) -> None:
+        times = measured_times("cpu")
+        project = self.controller.project
+        if project.scene is not None:
+            self._plan = proposal(project.scene, project.config, times)
+        self._times = times
+        if self._plan is not None and self.controller.can_set_up and not project.is_chosen:
+            self._swap()
+        self.page.changed(self)
+
+    def _swap(self) -> None:
+        controller, plan = self.controller, self._plan
+        if plan is None:
+            return
+        if self._full is None:
+            full = controller.project
+            controller.take_plan("fast", plan.settings)
+            self._full = full
+            return
+        names = differing(controller.project.config, self._full.config)
+        values = {name: value_of(self._full.config, name) for name in names}
+        controller.take_plan(self._full.preset or nearest_preset(self._full.config).name, values)
+        self._full = None
+
+    def _offered(self) -> str:
+        if self._plan is None:
+            return ""
+        if self._full is None:
+            return f"Shorter: {self._plan.sentence}"
+        return f"Full training, {duration_words(self._plan.instead_of)}"
+
+    def _said(self) -> str:
+        project = self.controller.project
+        if self._times is None or project.scene is None:
+            return ""
+        if self._estimate is None or self._estimate[0] != project.config:
+            seconds = expected_seconds(project.config, project.scene, self._times)
+            self._estimate = project.config, seconds
+        told = f"Takes {duration_words(self._estimate[1])} here"
+        plan = self._plan
+        if plan is not None and self._full is not None and planned(project.config, plan):
+            told += f": {plan.choice}. The full training takes {duration_words(plan.instead_of)}"
+        return note_html(f"{told}.", mark="time")
+
+
+def planned(config: TrainConfig, plan: TimePlan) -> bool:
+    """Return whether settings are still those of a plan."""
+    return all(value_of(config, name) == value for name, value in plan.settings.items())
+
+
 class PreviewBar(Panel):
     """Which model is in the view in place of the training's, and the way back."""
 
@@ -240,6 +328,8 @@ class StatusPanel(Panel):
         start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
         running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
+        if can_train:
+            self.add(TimeBar(page))
         self.keep(start_over, visible=lambda: controller.can_start_over)
         self.keep(running, visible=lambda: controller.can_order)
         self.add(PlateauBar(page))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from command_line import CommandLine
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
+from splatstudio.cli import train
 from splatstudio.cli.main import main
 from splatstudio.cli.overview import SUMMARIES, overview
 from splatstudio.devices.monitor import Driver
@@ -34,6 +36,7 @@ from splatstudio.runtime import supervisor
 from splatstudio.runtime.messages import Event, StateChanged
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.settings.config import TrainConfig
+from splatstudio.training.time_plan import StepTimes
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
@@ -207,6 +210,33 @@ def test_a_disk_that_refuses_at_the_end_is_tried_again(
 def test_a_run_folder_that_holds_something_is_refused(run_dir: Path, command: CommandLine) -> None:
     code, output = command("train", DEMO, "--run", run_dir)
     assert code == 2 and f"the run folder {run_dir} is not empty" in output
+
+
+def test_some_minutes_are_planned_for_this_machine(
+    tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = StepTimes(step=0.05, pixel=0.0, splat=0.0)
+    monkeypatch.setattr(train, "measured_times", lambda device: slow)
+    code, output = command("train", DEMO, "--run", tmp_path / "run", "--minutes", "0.8", "--sh-degree", "0")
+    assert code == 0 and "Takes about a minute: fast, full size, 500 steps." in output
+    config = Run.open(tmp_path / "run").config
+    assert (config.strategy, config.steps, config.sh_degree) == ("fast", 500, 0)
+    for refused in (("--steps", "5"), ("--preset", "mcmc"), ("--ranks", "2"), ("--resume",)):
+        code, output = command("train", DEMO, "--run", tmp_path / "other", "--minutes", "5", *refused)
+        assert code == 2 and "--minutes" in output and not (tmp_path / "other").exists()
+    code, output = command("train", DEMO, "--run", tmp_path / "other", "--minutes", "0")
+    assert code == 2 and "--minutes is 0, but must be more than 0" in output
+
+
+def test_a_long_training_names_a_shorter_one(
+    tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "measured_times", lambda device: StepTimes(0.5, 0.0, 0.0))
+    monkeypatch.setattr(train, "_Attendance", lambda job, first, devices: SimpleNamespace(run=lambda: 0))
+    code, output = command("train", DEMO, "--run", tmp_path / "run")
+    assert code == 0 and "This takes about 5 hours here; --minutes 10 is about 7 minutes: fast, full size, 700 steps." in output
+    code, output = command("train", DEMO, "--run", tmp_path / "run", "--steps", "20000")
+    assert code == 0 and "--minutes" not in output, "somebody knows what to train"
 
 
 def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:

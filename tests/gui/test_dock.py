@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from blob_models import blobs
+from gui_parts import as_user
 
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
-from splatstudio.gui import app
-from splatstudio.gui.dock import header_html, part_html, suggested_steps
+from splatstudio.gui import app, dock
+from splatstudio.gui.dock import TimeBar, header_html, part_html, suggested_steps
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.theme import duration, size
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.training.time_plan import StepTimes
 
 
 def test_names_and_messages_cannot_inject_html() -> None:
@@ -110,3 +119,68 @@ def test_a_file_name_cannot_inject_html(tmp_path: Path) -> None:
     found = part_of(folder / "ckpt_1_rank0.pt")
     assert found is not None and "<img" not in part_html(found)
     assert place_of_merged(found.path) == folder / "exports" / "<img src=x>-1-merged.pt"
+
+
+@pytest.fixture
+def large(blob_scene: Scene) -> Scene:
+    """Return the scene as if its photographs had 1600 x 1200 pixels."""
+    views = tuple(replace(view, camera=view.camera.resized(1600, 1200)) for view in blob_scene.views)
+    return replace(blob_scene, views=views)
+
+
+def time_bar(
+    page: Page, scene: Scene, config: TrainConfig, patch: pytest.MonkeyPatch
+) -> tuple[TimeBar, Controller]:
+    """Return the bar of a slow machine after that was measured, and its controller."""
+    slow = StepTimes(step=2e-3, pixel=2e-7, splat=5e-7)
+    patch.setattr(dock, "measured_times", lambda device: slow)
+    project = replace(open_project(scene.path, config, None), scene=scene)
+    controller = Controller(project, page.notify)
+    controller.status = replace(controller.status, state="ready")
+    measured = threading.Event()
+    bar = TimeBar(replace(page, controller=controller, changed=lambda panel: measured.set()))
+    assert measured.wait(30)
+    bar.refresh()
+    return bar, controller
+
+
+def test_a_long_training_gives_way_to_a_planned_one_and_a_button_takes_it_again(
+    page: Page, large: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, controller = time_bar(page, large, TrainConfig(), monkeypatch)
+    text, button = bar._kept[0][0], bar._kept[-1][0]
+    planned = controller.project.config
+    assert planned.strategy == "fast" and planned.steps < 30_000 and planned.downscale > 1
+    assert f"{planned.steps:,} steps. The full training takes" in text.content and text.visible
+    assert button.visible and button.label.startswith("Full training, about")
+    assert controller.status.total_steps == planned.steps, "what Start begins"
+    as_user(button, True)
+    bar.refresh()
+    assert controller.project.config == TrainConfig() and controller.project.preset == "default"
+    assert button.label.startswith("Shorter: about") and "hours" in text.content
+    as_user(button, True)
+    bar.refresh()
+    assert controller.project.config == planned
+    controller.change_settings({"steps": 700})
+    bar.refresh()
+    assert "The full training" not in text.content, "it is no longer what was planned"
+    controller.status = replace(controller.status, state="training")
+    bar.refresh()
+    assert not text.visible and not button.visible
+
+
+@pytest.mark.parametrize("config", [changed(TrainConfig(), "ssim_weight", 0.3), TrainConfig(steps=25_000)])
+def test_what_somebody_has_chosen_is_not_planned_anew(
+    page: Page, large: Scene, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, controller = time_bar(page, large, config, monkeypatch)
+    assert controller.project.config == config
+    assert bar._kept[-1][0].label.startswith("Shorter: about")
+
+
+def test_a_short_training_is_told_its_time_and_no_other(
+    page: Page, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, controller = time_bar(page, blob_scene, replace(TrainConfig(), steps=2000), monkeypatch)
+    assert "Takes about" in bar._kept[0][0].content and not bar._kept[-1][0].visible
+    assert controller.project.config.steps == 2000

@@ -15,7 +15,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import for_terminal
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
-from splatstudio.gui.state.project import Project, with_preset, with_settings
+from splatstudio.gui.state.project import Project, with_plan, with_preset, with_settings
 from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, followed, notice_of
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.runtime import messages
@@ -402,6 +402,17 @@ class Controller(FrameSource):
             if not self.can_set_up:
                 raise ValueError("a preset is chosen before the start, and this training has begun")
             self._set_up(*with_preset(self.project, name))
+
+    def take_plan(self, preset: str, values: Mapping[str, Any]) -> None:
+        """Take the settings of a preset and others by dotted names, as a plan for this machine has them.
+
+        Nobody has asked for these: another preset may change them. Raises ValueError, and changes nothing,
+        after the start.
+        """
+        with self._lock:
+            if not self.can_set_up:
+                raise ValueError("the length of a training is planned before the start, and this has begun")
+            self._set_up(*with_plan(self.project, preset, values))
 
     def _set_up(self, project: Project, notice: Notice | None = None) -> None:
         self.project = project

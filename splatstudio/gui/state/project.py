@@ -69,6 +69,7 @@ class Project:
     fit: Fit = Fit()
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
+    preset: str = ""  # of what was chosen since it was opened
     before: Path | None = None  # the run that was started over, and stays
     problem: str = ""  # a sentence: why what is open is not all there
     passed_over: tuple[str, ...] = ()  # a sentence on each damaged checkpoint that is newer than the one used
@@ -94,6 +95,12 @@ class Project:
     def can_evaluate(self) -> bool:
         """Return whether there are photographs that are held out for the test."""
         return self.scene is not None and len(self.scene.test_indices) > 0
+
+    @property
+    def is_chosen(self) -> bool:
+        """Return whether somebody has asked for settings that say how to train."""
+        changed = {*differing(self.config, TrainConfig()), *self.given}
+        return not changed <= {"images", "model", "test_every", "test_images", LIMIT}
 
     def checkpoint(self) -> Path | None:
         """Return the newest good checkpoint of the run."""
@@ -421,7 +428,16 @@ def _moves_what_fits(project: Project, values: Mapping[str, Any]) -> bool:
 
 def with_preset(project: Project, name: str) -> tuple[Project, Notice | None]:
     """Return the project with a preset's settings, but for those that the user asked for, and the same."""
-    return _fitted_and_told(project, PRESETS[name].apply(project.config, project.given))
+    config = PRESETS[name].apply(project.config, project.given)
+    return _fitted_and_told(replace(project, preset=name), config)
+
+
+def with_plan(project: Project, preset: str, values: Mapping[str, Any]) -> tuple[Project, Notice | None]:
+    """Return the project with a preset's settings and other `values` by dotted names, and the same."""
+    config = PRESETS[preset].apply(project.config, project.given)
+    for path, value in values.items():
+        config = changed(config, path, value)
+    return _fitted_and_told(replace(project, preset=preset), config)
 
 
 def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, Notice | None]:

@@ -468,7 +468,7 @@ class Setup(Panel):
     def __init__(self, page: Page, scene: Scene):
         super().__init__(page)
         gui, self._scene, config = self.gui, scene, self.controller.project.config
-        self._chosen = nearest_preset(config).name  # whose settings hold
+        self._opened_with = nearest_preset(config).name
         size = (scene.cameras[0].width * config.downscale, scene.cameras[0].height * config.downscale)
         downscales = sorted({*DOWNSCALES, config.downscale})
         sizes = {_size_label(size, downscale): downscale for downscale in downscales}
@@ -479,11 +479,11 @@ class Setup(Panel):
                 gui.add_dropdown(
                     "Preset",
                     tuple(PRESETS),
-                    initial_value=self._chosen,
+                    initial_value=self._opened_with,
                     hint="Settings tuned for one goal; each of them can still be changed.",
                 ),
-                lambda _: self._chosen,
-                self._choose_preset,
+                lambda _: self._preset,
+                self.controller.choose_preset,
             )
             self._description = gui.add_html("")
             more = "More can be added when they are done."
@@ -525,11 +525,11 @@ class Setup(Panel):
         if self.controller.can_set_up:
             super().refresh()
             config = self.controller.project.config
-            self._description.content = preset_html(self._chosen, config, self._scene)
+            self._description.content = preset_html(self._preset, config, self._scene)
 
-    def _choose_preset(self, name: str) -> None:
-        self.controller.choose_preset(name)
-        self._chosen = name
+    @property
+    def _preset(self) -> str:
+        return self.controller.project.preset or self._opened_with
 
     def _change(self, path: str, value: Any) -> None:
         self.controller.change_settings({path: value})

@@ -234,7 +234,11 @@ def test_a_long_training_names_a_shorter_one(
     monkeypatch.setattr(train, "measured_times", lambda device: StepTimes(0.5, 0.0, 0.0))
     monkeypatch.setattr(train, "_Attendance", lambda job, first, devices: SimpleNamespace(run=lambda: 0))
     code, output = command("train", DEMO, "--run", tmp_path / "run")
-    assert code == 0 and "This takes about 5 hours here; --minutes 10 is about 7 minutes: fast, full size, 700 steps." in output
+    assert (
+        code == 0
+        and "This takes about 5 hours here; --minutes 10 is about 7 minutes: fast, full size, 700 steps."
+        in output
+    )
     code, output = command("train", DEMO, "--run", tmp_path / "run", "--steps", "20000")
     assert code == 0 and "--minutes" not in output, "somebody knows what to train"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 from gui_parts import MANY
-from studio_page import DRAWN, PAGE_TEST, Screen
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen
 
 from splatstudio.cameras.camera import look_at
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.state.photos import on_canvas, place_of
+from splatstudio.gui.state.photos import CanvasPlace, on_canvas, place_of
 from splatstudio.gui.state.viewpoint import fly_to
 from splatstudio.gui.tabs.view import MODES
 from splatstudio.models.model import Model, load_model
@@ -132,6 +132,10 @@ def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
     half = drawn.copy()
     half[:, : place.width // 2] = photo[:, : place.width // 2]
     looks_like(screen, on_canvas(half, place), "photo left, model right")
+    drag_the_divider(screen, place, 0.5, 0.8)
+    half[:, : round(0.8 * place.width)] = photo[:, : round(0.8 * place.width)]
+    looks_like(screen, on_canvas(half, place), "the divider was dragged")
+    assert "At view_" in screen.text("standing"), "the camera stays"
     screen.enter("Photo | model", "1")
     looks_like(screen, on_canvas(photo, place), "all of the photo")
     screen.choose("Compare", "Blend")
@@ -152,6 +156,22 @@ def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
     press(screen, "g")
     screen.wait(lambda: screen.page.get_by_label("Compare", exact=True).input_value() == "Off", "G ends it")
     return model
+
+
+def drag_the_divider(screen: Screen, place: CanvasPlace, start: float, end: float) -> None:
+    """Drag the line between photograph and model, of which both are shares of the photograph's width."""
+    box = screen.page.locator(CANVAS).bounding_box()
+    assert box is not None
+    scale = box["width"] / place.canvas_width
+    height = box["y"] + box["height"] / 2
+    first, last = (box["x"] + scale * (place.left + share * place.width) for share in (start, end))
+    mouse = screen.page.mouse
+    mouse.move(first, height)
+    mouse.down()
+    mouse.move(last, height, steps=8)
+    mouse.up()
+    value = screen.field("Photo | model").input_value()
+    assert abs(float(value) - end) < 0.011, value
 
 
 def photos_are_sorted_by_error(screen: Screen) -> None:

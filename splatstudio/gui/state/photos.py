@@ -329,6 +329,12 @@ def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> Canvas
     )
 
 
+def photo_span(photo_camera: Camera, viewpoint: Viewpoint) -> tuple[float, float]:
+    """Return a photograph's left edge and its width as shares of the canvas, as `place_of` has them."""
+    place = place_of(photo_camera, viewpoint, 1.0)
+    return place.left / place.canvas_width, place.width / place.canvas_width
+
+
 def on_canvas(image: np.ndarray, place: CanvasPlace) -> np.ndarray:
     """Return `image` [H, W, 3], of the photograph's size, on a black canvas; what lies beyond is cut off."""
     canvas = np.zeros((place.canvas_height, place.canvas_width, 3), np.uint8)

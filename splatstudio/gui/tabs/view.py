@@ -16,7 +16,7 @@ import viser
 
 from splatstudio.gui.panel import HandleType, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page, element_id
-from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr
+from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr, photo_span
 from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
@@ -469,7 +469,11 @@ class BrowserView:
             )
         else:
             text = '<span class="ss-muted">Free camera</span>'
-        return f'<div class="ss-standing" data-splatstudio="standing">{text}</div>'
+        span = ""
+        if camera_snap.here is not None and settings.comparison.kind == "split" and self._stream.viewpoint:
+            left, width = photo_span(parts.scene.cameras[camera_snap.here], self._stream.viewpoint)
+            span = f' data-photo-span="{left:.5f} {width:.5f}"'  # by which page.js finds the line to drag
+        return f'<div class="ss-standing" data-splatstudio="standing"{span}>{text}</div>'
 
     # ---- building
 

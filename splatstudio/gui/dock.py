@@ -165,14 +165,15 @@ class TimeBar(Panel):
         self._times: StepTimes | None = None
         self._plan: TimePlan | None = None
         self._full: Project | None = None  # in whose place the plan was taken
+        self._proposed = False
         self._estimate: tuple[TrainConfig, float] | None = None
         text = self.gui.add_html("", visible=False)
         self.keep(text, visible=lambda: self._planning, content=self._said)
         hint = "Preset, size of the photos and steps; each can still be changed in the Train tab."
         swap = self.button("", lambda _: self._swap(), visible=False, hint=hint)
         self.keep(swap, visible=lambda: self._planning and self._plan is not None, label=self._offered)
-        devices = self.controller.project.devices
-        if self.controller.can_set_up and devices.num_ranks == 1 and devices.gpus[0] is None:
+        project = self.controller.project
+        if project.resume_step is None and project.devices.gpus == (None,):
             threading.Thread(target=self._measure, name="step-times", daemon=True).start()
 
     @property
@@ -180,14 +181,19 @@ class TimeBar(Panel):
         return self._times is not None and self.controller.can_set_up
 
     def _measure(self) -> None:
-        times = measured_times("cpu")
-        project = self.controller.project
+        times, project = measured_times("cpu"), self.controller.project
         if project.scene is not None:
             self._plan = proposal(project.scene, project.config, times)
         self._times = times
-        if self._plan is not None and self.controller.can_set_up and not project.is_chosen:
-            self._swap()
-        self.page.changed(self)
+        self.page.changed(None)
+
+    def refresh(self) -> None:
+        """Tell the time of the settings as they are; of a plan, that it was chosen."""
+        if self._planning and not self._proposed:
+            self._proposed = True
+            if self._plan is not None and not self.controller.project.is_chosen:
+                self._swap()
+        super().refresh()
 
     def _swap(self) -> None:
         controller, plan = self.controller, self._plan

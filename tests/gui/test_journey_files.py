@@ -71,9 +71,11 @@ def type_negative_fractions(screen: Screen) -> None:
 
     def wait_for(number: float) -> None:
         held = lambda: (trim.trim.crop and trim.trim.crop[0], field.input_value())  # noqa: E731
-        screen.wait(lambda: held() == (number, str(number)), lambda: f"{number}, it is {held()}")
+        screen.wait(lambda: held() == (number, f"{number:g}"), lambda: f"{number}, it is {held()}")
 
-    for typed, number in [("-0.22", -0.22), ("-0.05", -0.05), ("-1.5", -1.5), ("-", -1.5), ("0.25", 0.25)]:
+    numbers = [("-0.22", -0.22), ("-0.05", -0.05), ("-1.5", -1.5), ("-", -1.5), ("0.25", 0.25)]
+    numbers += [("5e-1", 0.5), ("-2.5E-1", -0.25), ("3e", 3), ("1e1", 10), ("-0", 0)]
+    for typed, number in numbers:
         begin(typed)
         keyboard.press("Tab")
         wait_for(number)
@@ -85,6 +87,11 @@ def type_negative_fractions(screen: Screen) -> None:
     keyboard.type("0.75", delay=20)
     keyboard.press("Tab")
     wait_for(-0.75)
+    # The hint is there over the name, too.
+    screen.page.get_by_text("Minimum opacity", exact=True).hover()
+    screen.page.get_by_text("Splats less opaque than this are left out.").wait_for()
+    screen.page.get_by_text("Crop to a box", exact=True).hover()
+    screen.page.get_by_text("Splats less opaque than this are left out.").wait_for(state="hidden")
     screen.switch("Crop to a box").click()
 
 

@@ -42,10 +42,27 @@
       if (control && event.key.startsWith("Arrow")) event.stopPropagation();
     });
 
+  // viser shows the hint of a control over its field alone; most people look for it over its name.
+  const hinted = event => {
+    const label = event.target.closest?.("label[for]");
+    if (!label || label.contains(event.relatedTarget)) return null;
+    return label.closest(".mantine-Flex-root")?.lastElementChild?.firstElementChild;
+  };
+  document.addEventListener("mouseover", event => hinted(event)?.dispatchEvent(new MouseEvent("mouseenter")));
+  document.addEventListener("mouseout", event => hinted(event)?.dispatchEvent(new MouseEvent("mouseleave")));
+
   // A field of viser's reads "-0" as the number 0 and writes that back: of a typed -0.22 the sign was lost. It
   // hears nothing of what is no number yet; then all of it at once, as if it was pasted, for it compares with
   // what it heard last. When it is drawn anew meanwhile it shows what it has heard: what was begun comes back.
-  const begun = field => field.matches?.(".mantine-NumberInput-input") && /^-0?\.?0*$/.test(field.value);
+  // Of 1e-5 it takes no e: that is written out when it is left.
+  const exponent = /^-?\d*\.?\d+e[-+]?\d*$/i;
+  const unfinished = text => /^-0?\.?0*$/.test(text) || exponent.test(text);
+  const begun = field => field.matches?.(".mantine-NumberInput-input") && unfinished(field.value);
+  const ended = text => {
+    if (text.includes("e") || text.includes("E"))
+      return Math.abs(Number(text)) < 1e15 ? Number(text).toFixed(12).replace(/\.?0+$/, "") : heard;
+    return text.includes("0") ? "0" : heard;  // what never became a number is forgotten, but for -0
+  };
   let held = null, typed = "", heard = "", passing = false;
   const write = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
   const pass = (field, text) => {
@@ -72,8 +89,7 @@
   }, true);
   addEventListener("focusout", event => {
     if (held !== event.target) return;
-    // What never became a number is forgotten, but for a zero with a sign.
-    write.call(held, typed.includes("0") ? "0" : heard);
+    write.call(held, ended(typed));
     held = null;
     passing = true;
     event.target.dispatchEvent(new InputEvent("input", {bubbles: true}));

@@ -215,10 +215,7 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]
         head = f'<div class="ss-muted">{text}</div>'
     if several:
         waits = "splats · step, waiting" if any(rank.wait_seconds is not None for rank in ranks) else ""
-        head += (
-            '<div class="ss-small ss-spread"><span>Memory: this app + others of total</span>'
-            f"<span>{waits}</span></div>"
-        )
+        head += f'<div class="ss-small ss-spread"><span>Memory: app + others</span><span>{waits}</span></div>'
     rows, placed = [], 0
     for reading in readings:
         ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
@@ -278,7 +275,7 @@ def _cell(name: str, value: float | None, form: str, title: str) -> str:
 
 
 def _rank_text(rank: RankRow) -> str:
-    splats = "–" if rank.num_gaussians is None else f"{rank.num_gaussians:,}"
+    splats = "–" if rank.num_gaussians is None else _short(rank.num_gaussians)
     if rank.step_seconds is None:
         return f"{splats} splats"
     step = milliseconds(rank.step_seconds, 3)
@@ -296,3 +293,8 @@ def milliseconds(seconds: float, digits: int) -> str:
 
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f}"
+
+
+def _short(count: int) -> str:
+    """Return a count for a narrow line: millions with two decimals."""
+    return f"{count / 1e6:.2f} M" if count >= 1_000_000 else f"{count:,}"

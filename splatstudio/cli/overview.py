@@ -25,7 +25,8 @@ SUMMARIES = {
 }
 ABOUT = (
     "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains "
-    "itself with --help; splatstudio --version says which release, kernels and torch these are."
+    "itself with --help, and --help-all lists all of its settings; splatstudio --version says which release, "
+    "kernels and torch these are."
 )
 MAX_WIDTH = 100  # columns
 

@@ -456,6 +456,18 @@ def attach_(
     return 0
 
 
+def completion(shell: Positional[Literal["bash", "zsh", "fish"]], /) -> int:
+    """Print a script with which a shell completes commands, options, presets and paths.
+
+    Args:
+        shell: The shell that reads it, as: source <(splatstudio completion bash)
+    """
+    from splatstudio.cli.completion import completion_script
+
+    print(completion_script(shell, COMMANDS))
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
     **{
         "open": open_,
@@ -467,7 +479,7 @@ COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
         "export": export,
         "render": render,
     },
-    **{"info": info, "doctor": doctor, "attach": attach_},
+    **{"info": info, "doctor": doctor, "attach": attach_, "completion": completion},
 }
 for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.

@@ -22,6 +22,7 @@ SUMMARIES = {
     "attach": (
         "Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave."
     ),
+    "completion": "Print a script with which a shell completes commands, options, presets and paths.",
 }
 ABOUT = (
     "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains "

@@ -50,7 +50,11 @@ CASES
 }
 complete -F _splatstudio splatstudio
 """
-_ZSH = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"  # zsh reads bash's completions
+# zsh reads completions of bash, once it was told to.
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+autoload -U bashcompinit && bashcompinit
+"""
 
 
 def completion_script(shell: ShellName, commands: Commands) -> str:

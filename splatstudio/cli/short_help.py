@@ -97,9 +97,14 @@ def first_sentence(text: str) -> str:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """Return the words that an option of that type can have, where there are such."""
-    literals = [arm for arm in arms(kind) if typing.get_origin(arm) is Literal]
-    return tuple(str(choice) for literal in literals for choice in typing.get_args(literal))
+    """Return the words that an option of that type can have, or each of its values, where there are such."""
+    kinds = [
+        each
+        for arm in arms(kind)
+        for each in (typing.get_args(arm) if typing.get_origin(arm) is tuple else (arm,))
+    ]
+    literals = [typing.get_args(each) for each in kinds if typing.get_origin(each) is Literal]
+    return tuple(str(choice) for choices in literals for choice in choices)
 
 
 def _lines(rows: Sequence[tuple[str, str]], width: int) -> list[str]:

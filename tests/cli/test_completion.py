@@ -78,6 +78,7 @@ def offered(scripts: dict[ShellName, Path], words: str, folder: Path) -> set[str
         ("splatstudio doctor --report --run my", {"my scene"}),
         ("splatstudio completion ''", {"bash", "zsh", "fish"}),
         ("splatstudio render RUN --mode d", {"depth"}),
+        ("splatstudio eval RUN --lpips ''", {"alex", "vgg"}),
     ],
 )
 def test_bash_offers_what_fits(
@@ -98,7 +99,7 @@ def test_zsh_reads_its_script(scripts: dict[ShellName, Path], files: Path) -> No
     zsh = shutil.which("zsh")
     if zsh is None:
         pytest.skip("zsh is not installed")
-    asked = f"source {scripts['zsh']}; words=(splatstudio train --preset f); print $_comps[splatstudio]"
+    asked = f"source {scripts['zsh']}; print $_comps[splatstudio]"
     told = subprocess.run([zsh, "-f", "-c", asked], capture_output=True, text=True, cwd=files, timeout=60)
     assert told.returncode == 0 and "_splatstudio" in told.stdout, told.stderr
 

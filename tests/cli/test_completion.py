@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,6 +58,12 @@ def offered(scripts: dict[ShellName, Path], words: str, folder: Path) -> set[str
     return set(told.stdout.splitlines())
 
 
+def told_by(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Return what a shell says in a folder, which is its home: it keeps lists of completions there."""
+    home = {**os.environ, "HOME": str(folder), "ZDOTDIR": str(folder)}
+    return subprocess.run(program, capture_output=True, text=True, cwd=folder, env=home, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -100,7 +107,7 @@ def test_zsh_reads_its_script(scripts: dict[ShellName, Path], files: Path) -> No
     if zsh is None:
         pytest.skip("zsh is not installed")
     asked = f"source {scripts['zsh']}; print $_comps[splatstudio]"
-    told = subprocess.run([zsh, "-f", "-c", asked], capture_output=True, text=True, cwd=files, timeout=60)
+    told = told_by([zsh, "-f", "-c", asked], files)
     assert told.returncode == 0 and "_splatstudio" in told.stdout, told.stderr
 
 
@@ -121,5 +128,5 @@ def test_fish_offers_what_fits(
     if fish is None:
         pytest.skip("fish is not installed")
     asked = f"source {scripts['fish']}; complete -C {json.dumps(typed)}"
-    told = subprocess.run([fish, "-N", "-c", asked], capture_output=True, text=True, cwd=files, timeout=60)
+    told = told_by([fish, "-N", "-c", asked], files)
     assert [line.split("\t")[0] for line in told.stdout.splitlines()] == expected, told.stderr

@@ -14,7 +14,7 @@ import pytest
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
 from blob_scenes import blob_folder, blob_scene, tracked, write_blob_scene  # noqa: F401 - fixtures of most tests
 from certificates import certificate  # noqa: F401 - a fixture of the tests of TLS
-from command_line import command  # noqa: F401 - a fixture of the tests of the command line
+from command_line import command, command_streams  # noqa: F401 - of the tests of the command line
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page without a browser
     flat_run,

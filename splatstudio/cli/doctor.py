@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -33,6 +33,9 @@ class Finding:
     subject: str
     text: str
     good: bool = True
+    values: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the numbers in the text, as `--json` prints them
 
 
 # What to look at when a training is slower than it should be, or ends.
@@ -57,8 +60,10 @@ MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are h
 
 def findings() -> Iterator[Finding]:
     """Look at the machine and the installation, cheapest first; nothing is changed."""
-    yield Finding("splatstudio", f"{metadata.version('splatstudio')}, Python {platform.python_version()}")
-    yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    versions = {"version": metadata.version("splatstudio"), "python": platform.python_version()}
+    yield Finding("splatstudio", "{version}, Python {python}".format(**versions), values=versions)
+    threads = {"version": str(torch.__version__), "threads": torch.get_num_threads()}
+    yield Finding("torch", "{version}, {threads} threads".format(**threads), values=threads)
     yield _native()
     yield from _gpus()
     yield _training()
@@ -73,11 +78,17 @@ def findings() -> Iterator[Finding]:
         yield _two_ranks("nccl")
 
 
+def findings_values() -> dict[str, Any]:
+    """Return everything that is found as plain values: all of `Finding`, and whether all of it is good."""
+    found = [asdict(finding) for finding in findings()]
+    return {"good": all(row["good"] for row in found), "findings": found}
+
+
 def _native() -> Finding:
     try:
         instructions = ops.native_version()
         slower = "" if instructions != "portable" else f", {PORTABLE}"
-        return Finding("CPU kernels", instructions + slower)
+        return Finding("CPU kernels", instructions + slower, values={"instructions": instructions})
     except RuntimeError as error:
         return Finding("CPU kernels", str(error), good=False)
 
@@ -90,11 +101,13 @@ def _gpus() -> Iterator[Finding]:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible} hides the others"
-    yield Finding("driver", f"{found.driver}, {len(found.gpus)} GPUs{chosen}")
+    values = {"version": found.driver, "gpus": len(found.gpus), "visible": visible}
+    yield Finding("driver", f"{found.driver}, {len(found.gpus)} GPUs{chosen}", values=values)
     for gpu in found.gpus:
         nvlinks = f", {gpu.num_nvlinks} NVLinks" if gpu.num_nvlinks else ""
         text = f"{gpu.name}, {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free{nvlinks}"
-        yield Finding(f"GPU {gpu.index}", text)
+        sizes = {"free_bytes": gpu.free, "total_bytes": gpu.total, "nvlinks": gpu.num_nvlinks}
+        yield Finding(f"GPU {gpu.index}", text, values={"name": gpu.name, **sizes})
     if found.links:
         slow = any(link.path in SLOW_PATHS for link in found.links)
         advice = "; slow: several GPUs will gain less than their number" if slow else ""
@@ -109,7 +122,8 @@ def _training() -> Finding:
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
-    return Finding("memory", f"{text}, {os.cpu_count()} cores")
+    values = {"free_bytes": memory.available, "total_bytes": memory.total, "cores": os.cpu_count()}
+    return Finding("memory", f"{text}, {os.cpu_count()} cores", values=values)
 
 
 def _shared_memory() -> Finding:
@@ -120,7 +134,8 @@ def _shared_memory() -> Finding:
     # Two slots of a 4K frame; smaller ones still work for smaller windows.
     good = free >= 2 * 3840 * 2160 * 3
     advice = "" if good else "; too small for 4K windows, enlarge it (in Docker: --shm-size=1g)"
-    return Finding("shared memory", f"{free / 2**20:.0f} MiB free{advice}", good)
+    text = f"{free / 2**20:.0f} MiB free{advice}"
+    return Finding("shared memory", text, good, {"free_bytes": free})
 
 
 def _files() -> Finding:
@@ -131,7 +146,7 @@ def _files() -> Finding:
     good = soft >= MIN_FILES
     text = f"{soft:,} for one process"
     advice = "" if good else f"; raise it with `ulimit -n {MIN_FILES}` (the limit of that is {hard:,})"
-    return Finding("open files", text + advice, good)
+    return Finding("open files", text + advice, good, {"soft": soft, "hard": hard})
 
 
 def _collectives() -> Finding:
@@ -155,7 +170,9 @@ def _two_ranks(backend: Literal["gloo", "nccl"]) -> Finding:
         f"{where} agree: met after {test.start_seconds:.1f} s, a word takes"
         f" {test.broadcast_seconds * 1e3:.2f} ms, {speed / 1e9:.1f} GB/s each way"
     )
-    return Finding(f"ranks, {backend}", text + ("" if good else "; slow for several GPUs"), good)
+    return Finding(
+        f"ranks, {backend}", text + ("" if good else "; slow for several GPUs"), good, asdict(test)
+    )
 
 
 def _browser() -> Finding:
@@ -186,4 +203,5 @@ def _self_test() -> Finding:
     difference = float((native - render_reference(gaussians, camera).rgb).abs().max())
     # Rounding may move an alpha across 1/255 at single pixels: that much is legitimate.
     good = difference <= 5e-3
-    return Finding("self test", f"the kernels agree with the reference to {difference:.1e}", good)
+    text = f"the kernels agree with the reference to {difference:.1e}"
+    return Finding("self test", text, good, {"difference": difference})

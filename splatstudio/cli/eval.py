@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from splatstudio.cli.options import ScoreFiles
 from splatstudio.cli.terminal import console, count_progress, print_evaluation, print_scores
-from splatstudio.evaluation.evaluate import Measures, measures_for
+from splatstudio.evaluation.evaluate import SCORES, Evaluation, Measures, measures_for
 from splatstudio.evaluation.lpips import fetch_lpips
-from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 
 
 def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -> Measures:
@@ -23,19 +25,46 @@ def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -
     return measures_for(lpips, color_correct=color_correct)
 
 
-def evaluate_and_print(task: EvaluationTask, measures: Measures, files: ScoreFiles) -> None:
-    """Evaluate, print the scores, and write them where asked.
+def evaluate_with_progress(task: EvaluationTask, measures: Measures) -> Scored:
+    """Return the scores of a model, showing how far that is; raises ValueError as `evaluate_task`.
 
-    Whether a part of a model may be judged alone, and whether `files` can be written, is for the caller to
-    check before the work begins. Raises ValueError as `evaluate_task`, and when a file could not be written
-    after all.
+    Whether a part of a model may be judged alone is for the caller to check before.
     """
     with count_progress("photographs") as report:
-        scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
-    evaluation = scored.evaluation
-    print_scores(evaluation)
-    print_evaluation(evaluation)
+        return evaluate_task(task, measures, lambda done, total, _: report(done, total))
+
+
+def print_scored(scored: Scored) -> None:
+    """Print the scores, and where they were written in the run's folder."""
+    print_scores(scored.evaluation)
+    print_evaluation(scored.evaluation)
     if scored.file is not None:
         console.print(f"Written to {scored.file}")
+
+
+def write_scores(evaluation: Evaluation, files: ScoreFiles) -> None:
+    """Write the scores where asked, and say where; ValueError when a file could not be written after all."""
     for file in files.write(json.dumps(evaluation.to_json(), indent=2) + "\n", evaluation.to_csv()):
         console.print(f"Written to {file}")
+
+
+def scored_values(scored: Scored) -> dict[str, Any]:
+    """Return the scores by documented names, with what was compared; None: not measured, or not known."""
+    evaluation = scored.evaluation
+    against = {} if evaluation.against is None else asdict(evaluation.against)
+    return {
+        "step": scored.step,
+        **scores_by_name(evaluation),
+        "splats": evaluation.num_gaussians,
+        "seconds_per_image": evaluation.seconds_per_image,
+        **against,
+        "images": [{"name": image.name, **scores_by_name(image)} for image in evaluation.images],
+        "part": evaluation.part,
+        "notes": evaluation.notes,
+        "file": scored.file,
+    }
+
+
+def scores_by_name(scored: object) -> dict[str, float | None]:
+    """Return every score by its name, of a photograph or their means; None: not measured."""
+    return {name: getattr(scored, name) for name in SCORES}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,10 +16,13 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.cameras.camera_path import FrameFormat
 from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
+from splatstudio.cli.command_options import options_of
+from splatstudio.cli.json_output import CommandResult, failed, print_json, printed_to_stderr
 from splatstudio.cli.mistyped import mistake_in
 from splatstudio.cli.options import (
     ALL_SCORES,
     ITS_OWN_SCENE,
+    NEW_RUN,
     NO_PART,
     TO_THE_TERMINAL,
     WAIT_FOR_START,
@@ -26,11 +30,13 @@ from splatstudio.cli.options import (
     AtOnce,
     PartChoice,
     Route,
+    RunOptions,
     ScoreFiles,
     Scores,
     attach_token,
 )
 from splatstudio.cli.overview import answer
+from splatstudio.cli.short_help import SHORT_HELP, short_help
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
@@ -39,6 +45,7 @@ from splatstudio.kernels.installed import installed_torch, refuse_torch
 from splatstudio.operating_system import has_no_reader
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
+from splatstudio.runtime.stop_signals import leave_closed_terminal
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
@@ -173,11 +180,10 @@ def train_(
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
-    run: Path | None = None,
-    resume: bool = False,
-    minutes: float | None = None,
+    of: OmitArgPrefixes[RunOptions] = NEW_RUN,
     tls: OmitArgPrefixes[TlsFiles] = NO_TLS,
-) -> int:
+    json: bool = False,
+) -> int | CommandResult:
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
@@ -186,29 +192,26 @@ def train_(
         config: The training's settings.
         preset: Settings tuned for one goal; those given beside it win.
         devices: What trains, and how much fits there.
-        run: Folder of the run; a new one below runs/ by default.
-        resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
-        minutes: Choose preset, size of the photographs (--downscale at least) and steps for the best picture
-            in about so many minutes on this machine.
+        of: Which run is trained, and for how long.
         tls: How the line to those who attach is encrypted.
+        json: Print what it came to as one JSON object, and all else to standard error.
     """
-    if preset and resume:
-        raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
-    if minutes is not None and (preset or resume):
-        raise ValueError("--minutes plans a new training and its preset: omit --preset and --resume")
+    of.check(preset)
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
     from splatstudio.cli.poses import with_poses
     from splatstudio.cli.terminal import print_part
-    from splatstudio.cli.train import scene_and_run, train_scene
+    from splatstudio.cli.train import refuse_launched, scene_and_run, train_scene
 
     scene = with_poses(scene)
-    if config.init and not resume:
+    if config.init and not of.resume:
         print_part(Path(config.init), "Use splatstudio merge.")
-    scene, run = scene_and_run(scene, run, resume=resume)
+    scene, run = scene_and_run(scene, of.run, resume=of.resume)
     config = with_whole_paths(config, scene)
+    if json:
+        refuse_launched()
     return train_scene(
-        scene, config, run, resume=resume, given=given, minutes=minutes, devices=devices, tls=tls
+        scene, config, run, resume=of.resume, given=given, minutes=of.minutes, devices=devices, tls=tls
     )
 
 
@@ -219,7 +222,8 @@ def eval_(
     scores: OmitArgPrefixes[Scores] = ALL_SCORES,
     part: OmitArgPrefixes[PartChoice] = NO_PART,
     files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
-) -> int:
+    json: bool = False,
+) -> int | CommandResult:
     """Compare a run, a checkpoint or a file of splats with the scene's test photographs.
 
     The scores of a run or its checkpoint are also written to the run's folder: eval/step_N.json and .csv.
@@ -230,10 +234,17 @@ def eval_(
         scores: What to measure beside PSNR and SSIM.
         part: What is judged where the path is one rank's part of a model.
         files: Where the scores are written beside the terminal.
+        json: Print the scores as one JSON object, and all else to standard error.
     """
     files.check()
     _say_starting()
-    from splatstudio.cli.eval import evaluate_and_print, measures_wanted
+    from splatstudio.cli.eval import (
+        evaluate_with_progress,
+        measures_wanted,
+        print_scored,
+        scored_values,
+        write_scores,
+    )
     from splatstudio.models.scoring import EvaluationTask
 
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
@@ -247,8 +258,11 @@ def eval_(
         against.test_images,
         against.images,
     )
-    evaluate_and_print(task, measures, files)
-    return 0
+    scored = evaluate_with_progress(task, measures)
+    if not json:
+        print_scored(scored)
+    write_scores(scored.evaluation, files)
+    return CommandResult(0, scored_values(scored)) if json else 0
 
 
 def merge_(
@@ -362,7 +376,14 @@ def render(
     return 0
 
 
-def info(path: Positional[Path], /, images: str = "", model: int = -1, strict: bool = False) -> int:
+def info(
+    path: Positional[Path],
+    /,
+    images: str = "",
+    model: int = -1,
+    strict: bool = False,
+    json: bool = False,
+) -> int | CommandResult:
     """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
 
     Args:
@@ -370,25 +391,37 @@ def info(path: Positional[Path], /, images: str = "", model: int = -1, strict: b
         images: The folder of a scene's photographs, where it is not the one that its files name.
         model: Number of the COLMAP model to look at, of several; -1: the one with most photographs.
         strict: Refuse a file of splats of which one has a value that is not finite.
+        json: Print it as one JSON object.
     """
-    from splatstudio.cli.info import print_what_is_there
+    from splatstudio.cli.info import contents_of, print_contents
 
-    print_what_is_there(path, images, model, strict=strict)
+    found = contents_of(path, images, model, strict=strict)
+    if json:
+        return CommandResult(0, found.values)
+    print_contents(found)
     return 0
 
 
-def doctor(report: bool = False, run: Path | None = None) -> int:
+def doctor(report: bool = False, run: Path | None = None, json: bool = False) -> int | CommandResult:
     """Check this machine and the installation.
 
     Args:
         report: Print it as a report to paste into an issue, with versions and the end of a run's log; paths,
             names and secrets are taken out.
         run: Folder of the run that failed, for the report; the newest below runs/ by default.
+        json: Print what was found as one JSON object.
     """
     if run is not None and not report:
         raise ValueError("--run is for a report: add --report")
+    if report and json:
+        raise ValueError("a report is text: omit --json, or --report")
     from splatstudio.cli.terminal import print_findings, print_report
 
+    if json:
+        from splatstudio.cli.doctor import findings_values
+
+        values = findings_values()
+        return CommandResult(0 if values["good"] else 1, values)
     return print_report(run) if report else print_findings()
 
 
@@ -424,7 +457,19 @@ def attach_(
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int]] = {
+def completion(shell: Positional[Literal["bash", "zsh", "fish"]], /) -> int:
+    """Print a script with which a shell completes commands, options, presets and paths.
+
+    Args:
+        shell: The shell that reads it, as: source <(splatstudio completion bash)
+    """
+    from splatstudio.cli.completion import completion_script
+
+    print(completion_script(shell, COMMANDS))
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
     **{
         "open": open_,
         "demo": demo,
@@ -435,7 +480,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
         "export": export,
         "render": render,
     },
-    **{"info": info, "doctor": doctor, "attach": attach_},
+    **{"info": info, "doctor": doctor, "attach": attach_, "completion": completion},
 }
 for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.
@@ -471,10 +516,11 @@ def _whole(path: Path) -> Path:
     return whole
 
 
-def run_command(name: str, *arguments: str) -> int:
+def run_command(name: str, *arguments: str) -> int | CommandResult:
     """Run a command with its arguments and return the exit code; the options of all would take a while.
 
-    Raises ValueError where torch is missing or too old.
+    Of a command that is asked for JSON it is what that tells. Raises ValueError where torch is missing or
+    too old.
     """
     refuse_torch(installed_torch())
     return tyro.cli(COMMANDS[name], prog=f"splatstudio {name}", args=arguments)
@@ -482,19 +528,66 @@ def run_command(name: str, *arguments: str) -> int:
 
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
-    from splatstudio.cli.console import print_error
-
     arguments = with_fit_batch(sys.argv[1:])
     if (told := answer(arguments)) is not None:
         sys.exit(print(told))
     if arguments[0] in ("help", "--help", "-h"):
         arguments = [*arguments[1:2], "--help"]
+    name, *rest = arguments
+    helps = {"-h", "--help", "--help-all"} & set(rest)
+    if not helps and "--json" in rest and name in COMMANDS and "json" in options_of(COMMANDS[name]):
+        result = _run_for_json(arguments)
+    else:
+        result = _run(arguments)
+    if result.at_once:
+        os._exit(result.exit_code)
+    sys.exit(result.exit_code)
+
+
+def _run(arguments: Sequence[str]) -> CommandResult:
+    """Run a command and return what it came to; an error that is told in a sentence is printed."""
+    from splatstudio.cli.console import print_error
+
     try:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
-        sys.exit(run_command(*arguments))
+        name, *rest = arguments
+        if "--help-all" in rest:
+            rest = ["--help"]
+        elif name in SHORT_HELP and {"-h", "--help"} & set(rest):
+            print(short_help(name, COMMANDS[name], shutil.get_terminal_size().columns), flush=True)
+            return CommandResult(0, {})
+        result = run_command(name, *rest)
+        return CommandResult(result, {}) if isinstance(result, int) else result
     except (ValueError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             leave_unread()
         print_error(in_words(error))
-        sys.exit(2)
+        return failed(in_words(error))
+
+
+def _run_for_json(arguments: Sequence[str]) -> CommandResult:
+    """Run a command, and print its result or its error as one JSON object."""
+    try:
+        with printed_to_stderr():
+            result = _run(arguments)
+    except BaseException as error:
+        print_json(failed(_why_it_ended(error, arguments[0])).values)
+        raise
+    try:
+        print_json(result.values)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            leave_unread()
+        if not leave_closed_terminal():
+            raise
+    return result
+
+
+def _why_it_ended(error: BaseException, name: str) -> str:
+    """Return a sentence on what ended a command without a result."""
+    if isinstance(error, SystemExit):  # by tyro, which has told more
+        return f"the arguments are not complete: splatstudio {name} --help explains them"
+    if isinstance(error, KeyboardInterrupt):
+        return f"splatstudio {name} was ended before it was done"
+    return in_words(error) or type(error).__name__

@@ -5,23 +5,27 @@ Also by who is used to another program.
 
 from __future__ import annotations
 
-import inspect
 import re
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from splatstudio.cli.command_options import (
+    CommandOption,
+    Commands,
+    most_alone,
+    num_values,
+    options_of,
+    plain,
+)
+from splatstudio.cli.short_help import help_option
 from splatstudio.settings.setting import in_words, typed_value
 
 OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number does
 NUMBERS = ("-inf", "-infinity", "-nan")  # but for these
-
-Commands = Mapping[str, Callable[..., object]]
 
 OPTION_ALONE = re.compile(r"--[\w.-]+( \d)*")
 ALIKE = 0.72  # of SequenceMatcher: --downscal, --test-evry
@@ -57,32 +61,9 @@ class Taken:
         return plain(self.option or "")
 
 
-def options_of(command: Callable[..., object]) -> dict[str, Any]:
-    """Return the options of a command, without hyphens before, and the type of each.
-
-    As steps, optim.means-lr, no-resume; a switch is a bool.
-    """
-    hints = typing.get_type_hints(command)
-    options: dict[str, Any] = {"help": bool, "h": bool}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            continue
-        hint = hints[name]
-        options |= dict(_of_group(hint) if is_dataclass(hint) else _spellings(name, hint))
-        if name == "output":
-            options["o"] = hint
-    return options
-
-
-def most_alone(command: Callable[..., object]) -> int | None:
-    """Return how many arguments of a command may stand without an option; None: any number."""
-    hints = typing.get_type_hints(command)
-    kinds = inspect.signature(command).parameters.items()
-    alone = [hints[name] for name, parameter in kinds if parameter.kind is inspect.Parameter.POSITIONAL_ONLY]
-    return None if any(_num_values(hint) is None for hint in alone) else len(alone)
-
-
-def taken(arguments: Sequence[str], options: Mapping[str, Any], alone: int | None = 0) -> Iterator[Taken]:
+def taken(
+    arguments: Sequence[str], options: Mapping[str, CommandOption], alone: int | None = 0
+) -> Iterator[Taken]:
     """Yield the arguments of a command with their values; an option that is not known has none.
 
     `alone` is how many have to stand without an option, None: any number. An option with any number of values
@@ -99,7 +80,7 @@ def taken(arguments: Sequence[str], options: Mapping[str, Any], alone: int | Non
             yield Taken(None, (argument,))
             continue
         option, values = _parted(argument, options)
-        wanted = _num_values(options.get(plain(option), bool))
+        wanted = _values_of(plain(option), options)
         most = max(len(rest) - max(missing, 0), 0) if wanted is None else wanted - len(values)
         for each in rest[: max(most, 0)]:
             if each == "--" or _is_option(each):
@@ -110,7 +91,7 @@ def taken(arguments: Sequence[str], options: Mapping[str, Any], alone: int | Non
 
 def refused_value(option: str, values: Sequence[str], hint: Any) -> str | None:
     """Return a sentence about values that an option of that type cannot have, else None."""
-    wanted = _num_values(hint)
+    wanted = num_values(hint)
     if values and values[0] == "None":
         return None  # where it is not allowed, there are other words for it
     if wanted is not None and len(values) < wanted:
@@ -124,63 +105,21 @@ def refused_value(option: str, values: Sequence[str], hint: Any) -> str | None:
     return None
 
 
-def plain(option: str) -> str:
-    """Return an option as typed without the hyphens before, and with hyphens for underscores within.
-
-    One hyphen is for a letter: before a word it stays, as there is no such option.
-    """
-    if option.startswith("--"):
-        return _hyphens(option[2:])
-    return option[1:] if len(option) == 2 else option
+def _values_of(name: str, options: Mapping[str, CommandOption]) -> int | None:
+    return num_values(options[name].kind) if name in options else 0
 
 
 def _is_option(argument: str) -> bool:
     return OPTION.match(argument) is not None and argument.partition("=")[0].lower() not in NUMBERS
 
 
-def _parted(argument: str, options: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _parted(argument: str, options: Mapping[str, CommandOption]) -> tuple[str, list[str]]:
     """Return an option and the value that is written to it, if any: --steps=3, -o=FILE, -oFILE."""
     letter = argument[1]
-    if len(argument) > 2 and letter in options and _num_values(options[letter]):
+    if len(argument) > 2 and _values_of(letter, options):
         return argument[:2], [argument[2:].removeprefix("=")]
     option, equals, value = argument.partition("=")
     return option, [value] if equals else []
-
-
-def _of_group(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, hint in typing.get_type_hints(group).items():
-        if typing.get_origin(hint) is typing.ClassVar:
-            continue
-        if is_dataclass(hint):
-            yield from _of_group(hint, f"{path}{_hyphens(name)}.")
-        else:
-            yield from _spellings(name, hint, path)
-
-
-def _spellings(name: str, hint: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    yield path + _hyphens(name), hint
-    if hint is bool:
-        yield f"{path}no-{_hyphens(name)}", hint
-
-
-def _hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _arms(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type, without None."""
-    arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(arm for arm in arms if arm is not types.NoneType)
-
-
-def _num_values(hint: Any) -> int | None:
-    """Return how many values an option of that type has, None: any number."""
-    if hint is bool:
-        return 0
-    tuples = [typing.get_args(arm) for arm in _arms(hint) if typing.get_origin(arm) is tuple]
-    if not tuples:
-        return 1
-    return None if Ellipsis in tuples[0] else len(tuples[0])
 
 
 # What the trainers of others call it, with hyphens: gsplat's simple_trainer, nerfstudio, LichtFeld Studio,
@@ -252,7 +191,7 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
     word, *rest = arguments
     if word not in commands:
         return _no_command(word, commands)
-    if {"-h", "--help"} & set(rest):
+    if {"-h", "--help", "--help-all"} & set(rest):
         return None
     options, most, alone = options_of(commands[word]), most_alone(commands[word]), 0
     for argument in taken(rest, options, most):
@@ -264,9 +203,9 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
             meant = _meant(word, plain(f"--{argument.option.lstrip('-')}"), commands)
             return f"splatstudio {word} has no option {argument.option}: {meant}"
         else:
-            refused = refused_value(argument.option, argument.values, options[argument.name])
+            refused = refused_value(argument.option, argument.values, options[argument.name].kind)
             if refused is not None:
-                return f"{refused}; splatstudio {word} --help explains it"
+                return f"{refused}; splatstudio {word} {help_option(word)} explains it"
     return None
 
 
@@ -275,6 +214,8 @@ def _too_many(word: str, value: str, most: int) -> str:
         return f"a switch has no value: omit {value}, as in --resume, or to switch off --no-resume"
     if not most:
         return f"splatstudio {word} takes no path: omit {value}"
+    if word == "eval" and value.endswith(".json"):
+        return f"--json prints the scores: --json-file {quote(value)} writes them"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 
 
@@ -294,7 +235,7 @@ def _no_command(word: str, commands: Commands) -> str:
 def _meant(word: str, option: str, commands: Commands) -> str:
     """Return what may have been meant by an option that a command has not, and where all are listed."""
     known = options_of(commands[word])
-    listed = f"splatstudio {word} --help lists all"
+    listed = f"splatstudio {word} {help_option(word)} lists all"
     other = OTHER_NAMES.get(option) if word in ("train", "open") else None
     if other is not None:
         told = f"here it is {other}" if OPTION_ALONE.fullmatch(other) else other.format(command=word)

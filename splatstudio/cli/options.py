@@ -73,6 +73,30 @@ class PartChoice:
             raise ValueError(f"{part}{whole} or --alone to judge this part.")
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Which run is trained, and for how long.
+
+    Args:
+        run: Folder of the run; a new one below runs/ by default.
+        resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
+        minutes: Choose preset, size of the photographs (--downscale at least) and steps for the best picture
+            in about so many minutes on this machine.
+    """
+
+    run: Path | None = None
+    resume: bool = False
+    minutes: float | None = None
+
+    def check(self, preset: str | None) -> None:
+        """Raise ValueError for what does not go together."""
+        if preset and self.resume:
+            raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
+        if self.minutes is not None and (preset or self.resume):
+            raise ValueError("--minutes plans a new training and its preset: omit --preset and --resume")
+
+
+NEW_RUN = RunOptions()
 ITS_OWN_SCENE = Against()
 ALL_SCORES = Scores()
 NO_PART = PartChoice()
@@ -128,20 +152,20 @@ class ScoreFiles:
     """Where the scores are written beside the terminal.
 
     Args:
-        json: Write the result here as JSON.
+        json_file: Write the result here as JSON.
         csv: Write the table of the images here, worst first.
         overwrite: Replace files that are there already.
     """
 
-    json: Path | None = None
+    json_file: Path | None = None
     csv: Path | None = None
     overwrite: bool = False
 
     def check(self) -> None:
         """Raise ValueError for a file that could not be written, before there is work to lose."""
-        files = [file for file in (self.json, self.csv) if file is not None]
+        files = [file for file in (self.json_file, self.csv) if file is not None]
         if len({os.path.abspath(file) for file in files}) < len(files):
-            raise ValueError(f"--json and --csv cannot both be written to {self.csv}: name two files")
+            raise ValueError(f"--json-file and --csv cannot both be written to {self.csv}: name two files")
         for file in files:
             refuse_existing(file, self.overwrite)
             refuse_unwritable(file)
@@ -149,7 +173,7 @@ class ScoreFiles:
     def write(self, json: str, csv: str) -> tuple[Path, ...]:
         """Write what was asked for and return the files; ValueError when one failed, after all were tried."""
         written, failed = [], []
-        for file, text in ((self.json, json), (self.csv, csv)):
+        for file, text in ((self.json_file, json), (self.csv, csv)):
             if file is None:
                 continue
             try:

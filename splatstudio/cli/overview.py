@@ -22,10 +22,12 @@ SUMMARIES = {
     "attach": (
         "Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave."
     ),
+    "completion": "Print a script with which a shell completes commands, options, presets and paths.",
 }
 ABOUT = (
     "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains "
-    "itself with --help; splatstudio --version says which release, kernels and torch these are."
+    "itself with --help, and --help-all lists all of its settings; splatstudio --version says which release, "
+    "kernels and torch these are."
 )
 MAX_WIDTH = 100  # columns
 

@@ -12,19 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from splatstudio.cli.console import PlainConsole
-from splatstudio.files.run import Run
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
 
 if TYPE_CHECKING:
     from splatstudio.evaluation.evaluate import Evaluation
-    from splatstudio.models.model import Model
     from splatstudio.runtime import messages
 
 # No markup: what is printed are paths and the words of errors, which may have brackets.
@@ -155,25 +152,7 @@ def print_scores(evaluation: Evaluation) -> None:
     for image in evaluation.worst_first:
         values = [(name, getattr(image, name)) for name in measured]
         table.add_row(image.name, *(f"{value:.{2 if 'psnr' in name else 4}f}" for name, value in values))
-    _print_table(table)
-
-
-def print_model(path: Path, model: Model) -> None:
-    """Print what a model holds: numbers, degrees, and where it lies, in the coordinates that a crop takes."""
-    gaussians = model.gaussians
-    console.print(f"{path}: {len(model):,} splats, spherical harmonics of degree {gaussians.sh_degree}")
-    if model.options.antialiased:
-        console.print("trained anti-aliased, and drawn so")
-    for note in model.notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
-    if len(model):
-        to_files = np.linalg.inv(model.transform)
-        places = gaussians.means.numpy() @ to_files[:3, :3].T + to_files[:3, 3]
-        low, high = np.percentile(places, [1, 99], axis=0)
-        corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]
-        opacity = float(gaussians.opacities.sigmoid().median())
-        console.print(f"98 % of the centers lie between ({corners[0]}) and ({corners[1]})")
-        console.print(f"median opacity {opacity:.2f}")
+    print_table(table)
 
 
 def print_part(path: Path, advice: str) -> None:
@@ -185,59 +164,22 @@ def print_part(path: Path, advice: str) -> None:
         console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
 
 
-def print_run(run: Run) -> None:
-    """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
-    from splatstudio.checkpoints.checkpoint import checkpoint_folders
-    from splatstudio.checkpoints.manifest import step_of
-
-    config, far = run.config, _how_far(run)
-    steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]
-    told = [
-        ("Run", str(run.path.resolve())),
-        ("Scene", str(run.scene_path)),
-        ("Photographs", f"1/{config.downscale} of their size" if config.downscale > 1 else "full size"),
-        ("Strategy", config.strategy),
-        ("Steps", far[0]),
-        ("Test PSNR", far[1] or "none yet"),
-        ("Checkpoints", ", ".join(f"{step:,}" for step in steps) or "none yet"),
-    ]
-    _print_rows(told)
-
-
-def print_runs(runs: Sequence[Run]) -> None:
-    """Print a line for each run: its scene, how far it has come, its last score."""
-    table = Table("run", "scene", "strategy", "steps", "test PSNR", box=None)
-    for run in runs:
-        table.add_row(str(run.path), run.scene_path.name, run.config.strategy, *_how_far(run))
-    _print_table(table)
-
-
-def _how_far(run: Run) -> tuple[str, str]:
-    """Return how many of its steps a run has made, and its last score or nothing, in words."""
-    rows = run.metrics().rows
-    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
-    planned = next(
-        (row["value"] for row in reversed(rows) if row.get("setting") == "steps"), run.config.steps
-    )
-    score = f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else ""
-    return f"{rows[-1]['step'] if rows else 0:,} of {planned:,}", score
-
-
 def print_scene(scene: Scene) -> None:
     """Print what a scene holds, and what was noticed while it was read."""
-    _print_rows(describe_scene(scene))
+    print_rows(describe_scene(scene))
 
 
-def _print_rows(rows: list[tuple[str, str]]) -> None:
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print labels and what belongs to each."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(overflow="fold")  # a path is needed whole
     for label, text in rows:
         table.add_row(label, Text(text))
-    _print_table(table)
+    print_table(table)
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Print a table as wide as the terminal; elsewhere each row is one line that ends with its last word."""
     if console.is_terminal:
         console.print(table)

@@ -8,13 +8,17 @@ import os
 import time
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
-from splatstudio.checkpoints.manifest import step_of
+from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
+from splatstudio.cli.eval import scores_by_name
+from splatstudio.cli.json_output import CommandResult, failed
 from splatstudio.cli.terminal import (
     ProgressReport,
     console,
@@ -189,8 +193,8 @@ def train_scene(
     minutes: float | None = None,
     devices: DeviceOptions = AS_FOUND,
     tls: TlsFiles = NO_TLS,
-) -> int:
-    """Train to the last step or to Ctrl-C, SIGTERM or SIGHUP, which save, and return the exit code.
+) -> CommandResult:
+    """Train to the last step or to Ctrl-C, SIGTERM or SIGHUP, which save, and return what it came to.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
     others. With `minutes` preset, size and steps are those of a plan for this machine. Raises ValueError with
@@ -201,7 +205,7 @@ def train_scene(
         _refuse_beside_minutes(minutes, given, devices, launched=launched is not None)
     if launched is not None:
         job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
-        return train_as_rank(launched, job, notes, devices, tls)
+        return CommandResult(train_as_rank(launched, job, notes, devices, tls), {})
     checkpoint = None
     if resume:
         if devices.fit_batch:
@@ -216,7 +220,7 @@ def train_scene(
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
         if not _goes_on(run_dir, config, checkpoint, scene):
-            return 0
+            return CommandResult(0, _values(run_dir, checkpoint, first, config.steps))
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
     chosen = devices.chosen()
@@ -251,6 +255,46 @@ def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene)
     if (run := Run.open(run_dir)).config.images != config.images:
         remember_images(run, config.images)
     return True
+
+
+def refuse_launched() -> None:
+    """Raise ValueError where this process is one of the ranks of a launcher, which print to one output."""
+    if launched_rank(os.environ) is not None:
+        raise ValueError(
+            "--json is for a training that splatstudio starts itself: under torchrun or Slurm the figures"
+            " are in metrics.jsonl and eval/ of the run"
+        )
+
+
+def _values(run_dir: Path, checkpoint: Path | None, steps: int, planned: int) -> dict[str, Any]:
+    """Return what `--json` prints of a training that did not fail, by documented names."""
+    return {
+        "run": run_dir.resolve(),
+        "checkpoint": None if checkpoint is None else checkpoint.resolve(),
+        "steps": steps,
+        "planned_steps": planned,
+        "stopped": False,
+        "splats": None if checkpoint is None else _num_gaussians_in(checkpoint),
+        "scores": _last_scores(run_dir, steps),
+        "seconds": 0.0,
+    }
+
+
+def _num_gaussians_in(checkpoint: Path) -> int | None:
+    with suppress(ValueError):  # a training that is done does not fail for what is told of it
+        return read_manifest(checkpoint)["num_gaussians"]
+    return None
+
+
+def _last_scores(run_dir: Path, step: int) -> dict[str, Any] | None:
+    """Return the means of the newest evaluation of a run up to a step, None where none can be read."""
+    with suppress(ValueError, OSError):
+        files = {int(file.stem.removeprefix("step_")): file for file in run_dir.glob("eval/step_*.json")}
+        if scored := [at for at in files if at <= step]:
+            newest = max(scored)
+            evaluation = evaluation_from_json(json.loads(read_input(files[newest])))
+            return {"step": newest, **scores_by_name(evaluation)}
+    return None
 
 
 def _refuse_what_is_for_several(devices: DeviceOptions, tls: TlsFiles) -> None:
@@ -345,12 +389,13 @@ class _Attendance:
         self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
         self._num_gaussians = 0
+        self._checkpoint = job.checkpoint  # the newest one that is known of
         # Why the training ends, where it does before its last step.
         self._flat: messages.PlateauReached | None = None
         self._offer: messages.PlateauReached | None = None  # the one before: after a restart it is told again
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
-    def run(self) -> int:
+    def run(self) -> CommandResult:
         with stop_requests() as request:
             try:
                 self._client.start()
@@ -361,8 +406,8 @@ class _Attendance:
                 self._client.kill()
                 # Whatever the save in progress had come to: the disk tells.
                 console.print(self._on_disk())
-                # At once: no waiting for threads.
-                os._exit(CTRL_C)
+                self._checkpoint = newest_checkpoint(self._job.run_dir)
+                return replace(self._result(CTRL_C, self._client.step, stopped=True), at_once=True)
             except BaseException:
                 self._client.close()
                 raise
@@ -426,34 +471,46 @@ class _Attendance:
         elif isinstance(event, messages.PlateauReached) and event != self._offer:
             self._offer = event
             console.print(plateau_sentence(event, "Ctrl-C saves and stops here."), markup=False)
-        elif isinstance(event, messages.Saved) and not quiet:
-            console.print(f"Saved {event.path}")
+        elif isinstance(event, messages.Saved):
+            self._checkpoint = event.path
+            if not quiet:
+                console.print(f"Saved {event.path}")
         elif isinstance(event, messages.Warned) and event.sentence != self._warned:
             self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)
 
-    def _conclude(self, end: messages.Event | None, request: StopRequest) -> int:
+    def _conclude(self, end: messages.Event | None, request: StopRequest) -> CommandResult:
         if isinstance(end, messages.Failed):
             if end.expected:
                 raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
-            print_error(f"{end.cause} {self._on_disk()} The log is {end.log_path}.")
-            return 1
+            sentence = f"{end.cause} {self._on_disk()} The log is {end.log_path}."
+            print_error(sentence)
+            return failed(sentence, 1)
         if not isinstance(end, messages.Finished):
-            console.print(self._on_disk())
-            return request.exit_code if request else 2
-        elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
+            console.print(on_disk := self._on_disk())
+            if not request:
+                return failed(on_disk)
+            return self._result(request.exit_code, self._client.step, stopped=True)
+        elapsed = self._seconds()
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
         if end.completed or end.step >= self._job.config.steps:
             console.print(
                 f"See it: splatstudio open {quote(str(self._job.run_dir))}", markup=False, soft_wrap=True
             )
-            return 0
+            return self._result(0, end.step)
         stops = self._flat is not None and self._flat.step == end.step
         if self._flat is not None and stops:
             console.print(stopped_sentence(self._flat))
         console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
-        return 0 if stops else request.exit_code
+        return self._result(0 if stops else request.exit_code, end.step, stopped=not stops)
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
+
+    def _result(self, exit_code: int, step: int, *, stopped: bool = False) -> CommandResult:
+        values = _values(self._job.run_dir, self._checkpoint, step, self._job.config.steps)
+        return CommandResult(exit_code, {**values, "stopped": stopped, "seconds": self._seconds()})
 
     def _on_disk(self) -> str:
         return saved_sentence(self._job.run_dir, self._client.step)

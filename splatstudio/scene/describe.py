@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -46,12 +47,41 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     return rows
 
 
+def scene_values(scene: Scene) -> dict[str, Any]:
+    """Return what `describe_scene` tells as plain values by name; sizes are [width, height, views]."""
+    sizes = Counter((view.lens.width, view.lens.height) for view in scene.views)
+    delivered = Counter((view.camera.width, view.camera.height) for view in scene.views)
+    num, num_test = len(scene.photographs), _num_test(scene)
+    return {
+        "path": scene.path.resolve(),
+        "format": scene.format,
+        "photographs": num,
+        "train": num - num_test,
+        "test": num_test,
+        "views": len(scene.views),
+        "sizes_in_files": [[*size, count] for size, count in sizes.most_common()],
+        "sizes_in_training": [[*size, count] for size, count in delivered.most_common()],
+        "cameras": len({view.lens for view in scene.views}),
+        "lens_models": sorted({view.lens.model for view in scene.views}),
+        "distorted": len({view.whole for view in scene.views if view.lens.distorted}),
+        "masks": sum(view.mask_path is not None for view in scene.views),
+        "turned": sum(view.orientation != 1 for view in scene.views),
+        "points": len(scene.points),
+        "radius": _file_radius(scene),
+        "without_pose": scene.unposed,
+        "notes": scene.notes,
+    }
+
+
 def _photographs(scene: Scene) -> str:
     """Return how many photographs there are, and how many of them are held out."""
-    test = {scene.views[index].whole for index in scene.test_indices}
-    num = len(scene.photographs)
+    num, num_test = len(scene.photographs), _num_test(scene)
     parts = f", cut into {len(scene.views)} views" if len(scene.views) > num else ""
-    return f"{num}: {num - len(test)} to train, {len(test)} to test{parts}"
+    return f"{num}: {num - num_test} to train, {num_test} to test{parts}"
+
+
+def _num_test(scene: Scene) -> int:
+    return len({scene.views[index].whole for index in scene.test_indices})
 
 
 def _counted(counter: Counter[str]) -> str:

@@ -82,8 +82,8 @@ def test_train_writes_what_was_asked_for(run_dir: Path) -> None:
 def test_eval_of_a_run_equals_eval_of_its_export(run_dir: Path, tmp_path: Path, command: CommandLine) -> None:
     exported = tmp_path / "model.ply"
     assert command("export", run_dir, "-o", exported)[0] == 0
-    assert command("eval", run_dir, "--json", tmp_path / "of_run.json")[0] == 0
-    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "of_ply.json")
+    assert command("eval", run_dir, "--json-file", tmp_path / "of_run.json")[0] == 0
+    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json-file", tmp_path / "of_ply.json")
     assert command(*of_ply)[0] == 0
     run_scores, ply_scores = (
         json.loads((tmp_path / name).read_text()) for name in ("of_run.json", "of_ply.json")
@@ -109,7 +109,7 @@ def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
         content = {"step": 60, "splats": dict(part.tensors())}
         torch.save(content, tmp_path / f"ckpt_60_rank{rank}.pt")
     part = tmp_path / "ckpt_60_rank0.pt"
-    arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json", tmp_path / "scores.json")
+    arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json-file", tmp_path / "scores.json")
     code, output = command(*arguments)
     assert code == 2 and "is rank 0 of 2: about half of the scene" in output and "Add --merge to" in output
     assert not (tmp_path / "scores.json").exists()

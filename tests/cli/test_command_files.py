@@ -169,14 +169,14 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
 ) -> None:
     (tmp_path / "taken.csv").write_text("mine")
     for option, file, why in (
-        ("--json", tmp_path / "missing" / "x.json", "the folder"),
+        ("--json-file", tmp_path / "missing" / "x.json", "the folder"),
         ("--csv", tmp_path / "taken.csv", "is there already"),
         ("--csv", tmp_path / "a.ply" / "x.csv", "the folder"),
     ):
         code, printed = command(*asked, option, file)
         assert code == 2 and why in " ".join(printed.split()) and not evaluated, printed
     assert (tmp_path / "taken.csv").read_text() == "mine"
-    code, printed = command(*asked, "--json", tmp_path / "x", "--csv", tmp_path / "x")
+    code, printed = command(*asked, "--json-file", tmp_path / "x", "--csv", tmp_path / "x")
     assert code == 2 and "cannot both" in printed and not evaluated
 
 
@@ -187,7 +187,7 @@ def test_files_are_replaced_where_that_was_asked(
     for file in files:
         file.write_text("old")
         os.link(file, file.with_name(file.name + ".kept"))
-    code, printed = command(*asked, "--json", files[0], "--csv", files[1], "--overwrite")
+    code, printed = command(*asked, "--json-file", files[0], "--csv", files[1], "--overwrite")
     assert code == 0, printed
     assert json.loads(files[0].read_text())["psnr"] > 20.0
     assert len(files[1].read_text().splitlines()) > 1

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli import main as cli
-from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, options_of
+from splatstudio.cli.command_options import options_of
+from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_the_commands_of_the_readme_and_the_guide_are_commands() -> None:
     root = Path(__file__).parents[2]
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    typed = re.findall(r"^    .*?\bsplatstudio ([a-z].*?)(?:#.*)?$", text, re.MULTILINE)
+    typed = re.findall(r"^    .*?\bsplatstudio ([a-z].*?)(?:[#|].*)?$", text, re.MULTILINE)
     assert len(typed) > 15
     assert [told for line in typed if (told := mistake_in(shlex.split(line), cli.COMMANDS))] == []
 
@@ -112,7 +113,7 @@ def test_the_commands_of_the_readme_and_the_guide_are_commands() -> None:
 def test_the_options_are_those_that_help_lists(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["splatstudio", command, "--help"])
+    monkeypatch.setattr(sys, "argv", ["splatstudio", command, "--help-all"])
     with pytest.raises(SystemExit):
         cli.main()
     rows = capsys.readouterr().out.splitlines()

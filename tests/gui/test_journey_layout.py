@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import RECORD, FakeNvml
@@ -123,23 +122,28 @@ def test_nothing_is_cut_off_in_any_tab(
     shown = screen.page.locator('[data-splatstudio="rank"]')
     screen.wait(lambda: shown.count() == 7 and "31.2 ms, 5.4 ms" in shown.last.inner_text(), "rank by rank")
     assert "splats 1.04, work 1.09; waiting 9 % of a step" in screen.text("balance")
-    for width, height in SIZES:
-        screen.page.set_viewport_size({"width": width, "height": height})
-        screen.page.evaluate(AT_REST, False)
-        shown_plot = screen.page.locator(".uplot").locator("visible=true").first
-
-        def fits(plot: Any = shown_plot, height: int = height) -> bool:
-            box = screen.box(plot)
-            return box["y"] + box["height"] <= height
-
-        # The rows come to rest a moment after the window has its size.
-        screen.wait(fits, f"rows and plot fit without scrolling into {height} px")
+    see_rows_and_plot_at_once(screen)
     look("4-Devices-ranks")
     screen.tab("Log")
     look("4-Log")
     assert problems == {}
     assert screen.page.evaluate(f"() => {{ {TOO_WIDE} return ({CUT_OFF})(); }}"), "what is cut off is found"
     assert screen.errors == []
+
+
+def see_rows_and_plot_at_once(screen: Screen) -> None:
+    """See eight GPUs with their ranks, and the plot below, without scrolling."""
+    plot = screen.page.locator(".uplot").locator("visible=true").first
+    for width, height in SIZES:
+        screen.page.set_viewport_size({"width": width, "height": height})
+        screen.page.evaluate(AT_REST, False)
+
+        def fits(height: int = height) -> bool:
+            box = screen.box(plot)
+            return box["y"] + box["height"] <= height
+
+        # The rows come to rest a moment after the window has its size.
+        screen.wait(fits, f"rows and plot fit into {height} px")
 
 
 def see_eight_gpus(screen: Screen) -> None:

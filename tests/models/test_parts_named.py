@@ -42,7 +42,7 @@ def test_the_python_interface_says_it(part: Path, shard: Path, blob_scene: Scene
 def test_the_scores_in_files_say_it(
     part: Path, blob_folder: Path, tmp_path: Path, command: CommandLine
 ) -> None:
-    files = ("--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
+    files = ("--json-file", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     arguments = ("eval", part, "--scene", blob_folder, "--test-every", 4, "--lpips", *files)
     assert command(*arguments, "--alone")[0] == 0
     assert HALF in json.loads((tmp_path / "a.json").read_text())["notes"][0]

@@ -6,7 +6,7 @@ The page is there before torch and viser are loaded, which happens while the use
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,8 @@ from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen, advice, open_browser
-from splatstudio.gui.server.start_page import Entry, StartContent, StartPage
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.poses.install import ColmapMissing, has_colmap, install_colmap, refuse_without_colmap
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
@@ -55,7 +56,7 @@ def studio_of_choice(
     arguments of `open_studio`. Raises ValueError where the address cannot be used, or `chosen` cannot
     be opened.
     """
-    page = StartPage(listen, start_content())
+    page = StartPage(listen, start_content(() if chosen is None else (chosen,)))
     front = _Front(page)
     if chosen is not None:
         page.choose(chosen)
@@ -216,13 +217,16 @@ def note_opened(path: Path) -> None:
         print(for_terminal(problem), flush=True)
 
 
-def start_content() -> StartContent:
-    """Return what the start page offers: runs below the current folder, what was opened last, the demo."""
+def start_content(named: Iterable[Path] = ()) -> StartContent:
+    """Return what the start page offers: runs below the current folder, what was opened last, the demo.
+
+    The folders of the second list may be browsed wherever they lie, and so may those in `named`.
+    """
     runs = list(_runs())
     known = {entry.path.resolve() for entry in runs} | {demo_scene().resolve()}
     recent = [Entry(path) for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
     lists = [("Runs in this folder", runs), ("Opened before", recent)]
-    return StartContent(lists, demo_scene(), Path.cwd())
+    return StartContent(lists, demo_scene(), Path.cwd(), (*named, *recent_paths()))
 
 
 def _runs() -> Iterator[Entry]:

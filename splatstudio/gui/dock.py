@@ -14,10 +14,11 @@ import viser
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
 from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
+from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
-from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
+from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
 from splatstudio.models.merging import place_of_merged, whole_of
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import PlateauReached, Save, State, Stop

@@ -13,9 +13,10 @@ from blob_models import blobs
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app
+from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import header_html, part_html, suggested_steps
 from splatstudio.gui.state.status import Status
-from splatstudio.gui.theme import duration, size
+from splatstudio.gui.theme import duration
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
 

@@ -227,7 +227,7 @@ def page_response(
 
 def html_response(status: HTTPStatus, text: str) -> Response:
     """Return a whole page, which no browser keeps."""
-    body = text.encode()
+    body = text.encode(errors="replace")  # names may hold half a letter
     headers = Headers(
         {
             "Content-Type": "text/html; charset=utf-8",

@@ -1,4 +1,4 @@
-"""The page that `splatstudio open` shows without a path: what was opened last, the demo, a field for a path.
+"""The page that `splatstudio open` shows without a path: what was opened last, the demo, the folders here.
 
 It stands behind the same checks of sender and secret as the studio's page, and knows neither viser nor
 torch, so that it is there at once. What is chosen opens in the same process and at the same address: the
@@ -13,20 +13,18 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from queue import SimpleQueue
-from string import Template
 from urllib.parse import parse_qsl
 
 from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from splatstudio.files.inputs import read_input
 from splatstudio.gui.server.access import (
     Listen,
     PassedOn,
@@ -36,29 +34,13 @@ from splatstudio.gui.server.access import (
     page_response,
     url_of,
 )
+from splatstudio.gui.server.folder_listing import list_folder
+from splatstudio.gui.server.start_views import BROWSE, Entry, StartContent, Told, folder_page, front_page
 
-_TEMPLATE = Path(__file__).parents[1] / "page" / "start.html"
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
 MAX_VISITORS = 64  # whose requests are waited for at a time
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What can be opened with one click."""
-
-    path: Path
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class StartContent:
-    """What the page offers: lists of entries under their titles, the demo, and where relative paths begin."""
-
-    lists: Sequence[tuple[str, Sequence[Entry]]]
-    demo: Path
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -89,9 +71,7 @@ class StartPage(PassedOn):
         self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
         self._progress = ""  # of what is being opened
-        self._told = ""
-        self._instead: Sequence[Entry] = ()
-        self._installs: Path | None = None
+        self._told = Told()
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
@@ -131,8 +111,8 @@ class StartPage(PassedOn):
         installation, for which there is a button.
         """
         with self._lock:
-            self._opening, self._progress, self._told, self._instead = "", "", sentence, instead
-            self._installs = installs_for
+            self._opening, self._progress = "", ""
+            self._told = Told(sentence, instead, installs_for)
 
     def _serve(self) -> None:
         """Serve until the end; the library's own loop ends as soon as somebody cannot be accepted."""
@@ -170,59 +150,54 @@ class StartPage(PassedOn):
     def _answer_visitor(self, request: Request) -> Response:
         """Answer whoever has the secret."""
         path, _, query = request.path.partition("?")
-        if path != "/":
-            raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
         fields = dict(parse_qsl(query))
+        if path not in ("/", BROWSE):
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
         with self._lock:
-            if "open" in fields and not self._opening:
-                if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
-                    sentence = (
-                        "This form is of an earlier start page. Please reload the page, and choose again."
-                    )
-                    raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
-                self._opening = fields["open"]
-                self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
-            if "open" in fields:  # a reload of the page shall not open it again
-                response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
-                response.headers["Location"] = "/"
-                return response
+            if path == "/" and "open" in fields:
+                return self._choose(fields)
             if self._opening:
                 sentence = f"Opening {html.escape(self._opening)} ..."
                 if self._progress:
                     sentence += f"<p>{html.escape(self._progress)}</p>"
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
-            return html_response(HTTPStatus.OK, self._page())
+            if path == "/":
+                return html_response(HTTPStatus.OK, front_page(self._content, self._key, self._told))
+        return html_response(HTTPStatus.OK, self._folder(fields))
 
-    def _page(self) -> str:
-        offered = [("The scenes there", self._instead), *self._content.lists]
-        lists = "".join(self._list(title, entries) for title, entries in offered if entries)
-        told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
-        return Template(read_input(_TEMPLATE).decode()).substitute(
-            told=told + self._install_button(),
-            key=self._key,
-            lists=lists,
-            demo=html.escape(str(self._content.demo)),
-            folder=html.escape(str(self._content.folder)),
-        )
+    def _choose(self, fields: Mapping[str, str]) -> Response:
+        """Note what shall be opened, where nothing is being opened, and lead to the page that says so."""
+        if not self._opening:
+            self._check_key(fields)
+            self._opening = fields["open"]
+            self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
+        # A reload of the page shall not open it again.
+        response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
+        response.headers["Location"] = "/"
+        return response
 
-    def _install_button(self) -> str:
-        if self._installs is None:
-            return ""
-        return (
-            f'<form action="/"><input type="hidden" name="key" value="{self._key}">'
-            '<input type="hidden" name="install" value="1">'
-            f'<button name="open" value="{html.escape(str(self._installs))}">Install it and go on</button>'
-            "</form>"
-        )
+    def _check_key(self, fields: Mapping[str, str]) -> None:
+        if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
+            sentence = "This form is of an earlier start page. Please reload the page, and choose again."
+            raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
 
-    def _list(self, title: str, entries: Sequence[Entry]) -> str:
-        rows = "".join(
-            f'<button name="open" value="{html.escape(str(entry.path))}" class="entry">'
-            f'{html.escape(str(entry.path))} <span class="detail">{html.escape(entry.detail)}</span></button>'
-            for entry in entries
-        )
-        key = f'<input type="hidden" name="key" value="{self._key}">'
-        return f'<h2>{html.escape(title)}</h2><form action="/">{key}{rows}</form>'
+    def _folder(self, fields: Mapping[str, str]) -> str:
+        """Return the page of a folder; Refusal, whether it is not there or outside of what is shown."""
+        bounds = self._content.bounds
+        folder = bounds.inside(Path(fields["folder"]) if "folder" in fields else self._content.folder)
+        back = '<p><a href="/">Back to the start page</a>'
+        if folder is None or not folder.is_dir():
+            sentence = "There is no such folder in those that are shown here." + back
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", sentence)
+        first = fields.get("from", "0")
+        try:
+            listing = list_folder(
+                folder, bounds, int(first[:9]) if first.isascii() and first.isdecimal() else 0
+            )
+        except OSError as error:
+            sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + back
+            raise Refusal(HTTPStatus.FORBIDDEN, "path", sentence) from error
+        return folder_page(listing, bounds, self._key)
 
 
 def _quiet_logger() -> logging.Logger:

@@ -227,10 +227,15 @@ def page_response(
 
 def html_response(status: HTTPStatus, text: str) -> Response:
     """Return a whole page, which no browser keeps."""
-    body = text.encode(errors="replace")  # names may hold half a letter
+    # Names may hold half a letter.
+    return data_response(status, "text/html; charset=utf-8", text.encode(errors="replace"))
+
+
+def data_response(status: HTTPStatus, kind: str, body: bytes) -> Response:
+    """Return data of a media type, which no browser keeps."""
     headers = Headers(
         {
-            "Content-Type": "text/html; charset=utf-8",
+            "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Connection": "close",
             "Cache-Control": "no-store",

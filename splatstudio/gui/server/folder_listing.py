@@ -175,16 +175,14 @@ def _kind_of_folder(folder: Path) -> tuple[Kind, str]:
         return "Scene", f"camera poses of {poses.format}"
     if _is_other_output(names):
         return "Model", "the output of another program"
-    if not any(name.endswith((*PICTURES, *VIDEO_SUFFIXES)) for name in names):
+    if not any(name.endswith(PICTURES) for name in names):
         below = next((name for name in IMAGE_FOLDERS if name in names), None)
         names = [] if below is None else _names_in(folder / below)
     num_pictures = sum(name.endswith(PICTURES) for name in names)
-    num_videos = sum(name.endswith(VIDEO_SUFFIXES) for name in names)
-    if num_pictures < FEWEST_PHOTOS and not num_videos:
+    if num_pictures < FEWEST_PHOTOS:  # videos are listed one by one
         return "Folder", ""
     more = "more than " if len(names) == MOST_LOOKED_AT else ""
-    counts = (("photograph", num_pictures), ("video", num_videos))
-    return "Photos", ", ".join(more + counted(num, what) for what, num in counts if num)
+    return "Photos", more + counted(num_pictures, "photograph")
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -29,13 +29,24 @@ from splatstudio.gui.server.access import (
     Listen,
     PassedOn,
     Refusal,
+    data_response,
     html_response,
     make_access,
     page_response,
     url_of,
 )
 from splatstudio.gui.server.folder_listing import list_folder
-from splatstudio.gui.server.start_views import BROWSE, Entry, StartContent, Told, folder_page, front_page
+from splatstudio.gui.server.start_views import (
+    BROWSE,
+    THUMBNAIL,
+    Entry,
+    StartContent,
+    Told,
+    folder_page,
+    front_page,
+    shown_by,
+)
+from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
 
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
@@ -142,7 +153,10 @@ class StartPage(PassedOn):
         except Refusal as refusal:
             response = page_response(refusal.status, refusal.sentence)
         response = self._access.harden(response)
-        policy = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; "
+        policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; form-action 'self'; "
+        policy += "base-uri 'none'; "
+        # Another page of this machine, whose requests carry the cookie, may not show a thumbnail either.
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         del response.headers["Content-Security-Policy"]
         response.headers["Content-Security-Policy"] = policy + self._access.frame_ancestors()
         return response
@@ -151,6 +165,8 @@ class StartPage(PassedOn):
         """Answer whoever has the secret."""
         path, _, query = request.path.partition("?")
         fields = dict(parse_qsl(query))
+        if path == THUMBNAIL:
+            return self._thumbnail(fields.get("of", ""))
         if path not in ("/", BROWSE):
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
         with self._lock:
@@ -180,6 +196,18 @@ class StartPage(PassedOn):
         if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
             sentence = "This form is of an earlier start page. Please reload the page, and choose again."
             raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
+
+    def _thumbnail(self, name: str) -> Response:
+        """Answer with the picture of that name, or a plain one: the page never has a hole."""
+        with self._lock:
+            content, told = self._content, self._told
+        path = shown_by(name, self._key, content, told) if name.isascii() else None
+        if path is None:
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such picture.")
+        made = thumbnail_of(path)
+        if made is None:
+            return data_response(HTTPStatus.OK, "image/svg+xml", PLACEHOLDER)
+        return data_response(HTTPStatus.OK, "image/jpeg", made)
 
     def _folder(self, fields: Mapping[str, str]) -> str:
         """Return the page of a folder; Refusal, whether it is not there or outside of what is shown."""

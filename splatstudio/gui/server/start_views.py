@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +23,7 @@ from splatstudio.gui.server.folder_listing import (
 
 _FOLDER = Path(__file__).parents[1] / "page"
 BROWSE = "/browse"
+THUMBNAIL = "/thumbnail"
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,13 @@ class Told:
     installs_for: Path | None = None
 
 
+def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
+    """Return whose picture has this name on the page, None where none has."""
+    entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
+    names = [(entry.path, hmac.compare_digest(_thumbnail(entry, key), name)) for entry in entries]
+    return next((path for path, is_it in names if is_it), None)
+
+
 def front_page(content: StartContent, key: str, told: Told) -> str:
     """Return the start page; `key` goes into its forms."""
     offered = [("The scenes there", told.instead), *content.lists]
@@ -82,7 +93,7 @@ def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
     here = _here(listing, key)
     entries = [_folder_row(entry, key) for entry in listing.entries]
     rows = f'<ul class="rows">{"".join(entries)}</ul>' if entries else ""
-    where = f'<nav aria-label="Where this folder is">{" / ".join(way)}</nav>'
+    where = f'<nav aria-label="Where this folder is">{" / ".join(way)}</nav>' if way[1:] else ""
     return _page(f"{folder.name} – splatstudio", start + head + where + here + rows + _notes(listing))
 
 
@@ -96,11 +107,17 @@ def _template(name: str) -> Template:
 
 def _list(title: str, entries: Sequence[Entry], key: str) -> str:
     rows = "".join(
-        f'<li class="row"><button name="open" value="{escape(str(entry.path))}" class="entry">'
+        f'<li class="row"><img src="{THUMBNAIL}?of={_thumbnail(entry, key)}" alt="" loading="lazy">'
+        f'<button name="open" value="{escape(str(entry.path))}" class="entry">'
         f'{escape(str(entry.path))} <span class="detail">{escape(entry.detail)}</span></button></li>'
         for entry in entries
     )
     return f'<h2>{escape(title)}</h2><form action="/">{_key(key)}<ul class="rows">{rows}</ul></form>'
+
+
+def _thumbnail(entry: Entry, key: str) -> str:
+    """Return the name of an entry's picture, which tells no path, and which other pages cannot guess."""
+    return hmac.new(key.encode(), os.fsencode(entry.path), hashlib.sha256).hexdigest()[:32]
 
 
 def _install_button(path: Path | None, key: str) -> str:
@@ -129,8 +146,8 @@ def _folder_row(entry: FolderEntry, key: str) -> str:
     if entry.is_folder:
         name = f'<a href="{_browse(entry.path)}">{name}</a>'
     kind = f'<span class="kind">{entry.kind}</span>'
-    what = f'<div class="what">{kind} {name}<span class="detail">{escape(entry.detail)}</span></div>'
-    return f'<li class="row">{what}{_deeds(entry, key)}</li>'
+    what = f'<div class="what">{name}<span class="detail">{escape(entry.detail)}</span></div>'
+    return f'<li class="row">{kind}{what}{_deeds(entry, key)}</li>'
 
 
 def _deeds(entry: FolderEntry, key: str) -> str:

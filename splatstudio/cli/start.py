@@ -224,7 +224,8 @@ def start_content(named: Iterable[Path] = ()) -> StartContent:
     """
     runs = list(_runs())
     known = {entry.path.resolve() for entry in runs} | {demo_scene().resolve()}
-    recent = [Entry(path) for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
+    others = [path for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
+    recent = [Entry(path, is_run=os.path.exists(path / "run.json")) for path in others]
     lists = [("Runs in this folder", runs), ("Opened before", recent)]
     return StartContent(lists, demo_scene(), Path.cwd(), (*named, *recent_paths()))
 
@@ -235,6 +236,6 @@ def _runs() -> Iterator[Entry]:
         try:
             run = Run.open(folder)
             begun = datetime.fromtimestamp((folder / "run.json").stat().st_mtime)
-            yield Entry(folder, f"{run.scene_path}, begun {begun:%Y-%m-%d %H:%M}")
+            yield Entry(folder, f"{run.scene_path}, begun {begun:%Y-%m-%d %H:%M}", is_run=True)
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
-            yield Entry(folder, in_words(error))
+            yield Entry(folder, in_words(error), is_run=True)

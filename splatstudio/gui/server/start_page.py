@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import html
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -25,6 +26,9 @@ from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
+from splatstudio.error_text import as_sentence, in_words
+from splatstudio.files.recent import rename_recent
+from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
     Listen,
     PassedOn,
@@ -38,12 +42,14 @@ from splatstudio.gui.server.access import (
 from splatstudio.gui.server.folder_listing import list_folder
 from splatstudio.gui.server.start_views import (
     BROWSE,
+    RUN,
     THUMBNAIL,
     Entry,
     StartContent,
     Told,
     folder_page,
     front_page,
+    run_page,
     shown_by,
 )
 from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
@@ -51,6 +57,8 @@ from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
+_BACK = '<p><a href="/">Back to the start page</a>'
+_NO_FOLDER = "There is no such folder in those that are shown here." + _BACK
 MAX_VISITORS = 64  # whose requests are waited for at a time
 
 
@@ -167,7 +175,7 @@ class StartPage(PassedOn):
         fields = dict(parse_qsl(query))
         if path == THUMBNAIL:
             return self._thumbnail(fields.get("of", ""))
-        if path not in ("/", BROWSE):
+        if path not in ("/", BROWSE, RUN):
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
         with self._lock:
             if path == "/" and "open" in fields:
@@ -178,7 +186,15 @@ class StartPage(PassedOn):
                     sentence += f"<p>{html.escape(self._progress)}</p>"
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
             if path == "/":
-                return html_response(HTTPStatus.OK, front_page(self._content, self._key, self._told))
+                told = self._told
+                self._told = Told() if told.good else told  # what was done is told once
+                return html_response(HTTPStatus.OK, front_page(self._content, self._key, told))
+        if path == RUN:
+            return (
+                self._change_run(fields)
+                if "do" in fields
+                else html_response(HTTPStatus.OK, self._run(fields))
+            )
         return html_response(HTTPStatus.OK, self._folder(fields))
 
     def _choose(self, fields: Mapping[str, str]) -> Response:
@@ -187,15 +203,53 @@ class StartPage(PassedOn):
             self._check_key(fields)
             self._opening = fields["open"]
             self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
-        # A reload of the page shall not open it again.
-        response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
-        response.headers["Location"] = "/"
-        return response
+        return _to_the_front("Opening.")  # a reload of the page shall not open it again
 
     def _check_key(self, fields: Mapping[str, str]) -> None:
         if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
             sentence = "This form is of an earlier start page. Please reload the page, and choose again."
             raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
+
+    def _run(self, fields: Mapping[str, str]) -> str:
+        """Return the page of a run; Refusal where it is none, or outside of what is shown."""
+        run_dir = self._run_dir(fields)
+        try:
+            return run_page(run_content(run_dir), self._key, why_to_keep(run_dir))
+        except (ValueError, OSError) as error:
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", html.escape(in_words(error)) + _BACK) from error
+
+    def _run_dir(self, fields: Mapping[str, str]) -> Path:
+        """Return the folder of a run that may be renamed and deleted: within bounds, and itself no link."""
+        asked = Path(os.path.abspath(self._content.folder / fields.get("folder", "")))
+        place = self._content.bounds.inside(asked)
+        if place is None or asked.is_symlink():
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", _NO_FOLDER)
+        return place
+
+    def _change_run(self, fields: Mapping[str, str]) -> Response:
+        """Rename or delete a run, and tell so on the front.
+
+        The server reads GET requests alone, so these are such, too. The key, which only this page's forms
+        have, keeps others from asking, and the way to the front keeps a reload from asking again.
+        """
+        self._check_key(fields)
+        run_dir = self._run_dir(fields)
+        try:
+            if fields["do"] == "delete":
+                delete_run(run_dir)
+                told, content = f"The run {run_dir.name} is deleted.", self._content.without(run_dir)
+            else:
+                new = rename_run(run_dir, fields.get("name", ""))
+                rename_recent(run_dir, new)
+                told = f"The run {run_dir.name} is called {new.name} now."
+                content = self._content.renamed(run_dir, new)
+        except ValueError as error:
+            with self._lock:
+                self._told = Told(as_sentence(in_words(error)))
+            return _to_the_front("It was not done.")
+        with self._lock:
+            self._content, self._told = content, Told(told, good=True)
+        return _to_the_front("It is done.")
 
     def _thumbnail(self, name: str) -> Response:
         """Answer with the picture of that name, or a plain one: the page never has a hole."""
@@ -213,19 +267,23 @@ class StartPage(PassedOn):
         """Return the page of a folder; Refusal, whether it is not there or outside of what is shown."""
         bounds = self._content.bounds
         folder = bounds.inside(Path(fields["folder"]) if "folder" in fields else self._content.folder)
-        back = '<p><a href="/">Back to the start page</a>'
         if folder is None or not folder.is_dir():
-            sentence = "There is no such folder in those that are shown here." + back
-            raise Refusal(HTTPStatus.NOT_FOUND, "path", sentence)
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", _NO_FOLDER)
         first = fields.get("from", "0")
         try:
             listing = list_folder(
                 folder, bounds, int(first[:9]) if first.isascii() and first.isdecimal() else 0
             )
         except OSError as error:
-            sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + back
+            sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + _BACK
             raise Refusal(HTTPStatus.FORBIDDEN, "path", sentence) from error
         return folder_page(listing, bounds, self._key)
+
+
+def _to_the_front(sentence: str) -> Response:
+    response = page_response(HTTPStatus.SEE_OTHER, sentence)
+    response.headers["Location"] = "/"
+    return response
 
 
 def _quiet_logger() -> logging.Logger:

@@ -6,13 +6,16 @@ import hashlib
 import hmac
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
 from urllib.parse import urlencode
 
+from splatstudio.error_text import as_sentence
 from splatstudio.files.inputs import read_input
+from splatstudio.files.run_folder import LONGEST_NAME, RunContent
+from splatstudio.gui.amounts import counted, size
 from splatstudio.gui.server.folder_listing import (
     MOST_NAMES,
     MOST_SHOWN,
@@ -24,6 +27,7 @@ from splatstudio.gui.server.folder_listing import (
 _FOLDER = Path(__file__).parents[1] / "page"
 BROWSE = "/browse"
 THUMBNAIL = "/thumbnail"
+RUN = "/run"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Entry:
 
     path: Path
     detail: str = ""
+    is_run: bool = False  # can be renamed and deleted
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,31 @@ class StartContent:
     folder: Path
     named: Sequence[Path] = ()
 
+    def without(self, run_dir: Path) -> StartContent:
+        """Return the same without a run that is there no more, and what lay in it."""
+        gone = run_dir.resolve()
+        kept = [
+            (title, [entry for entry in entries if not entry.path.resolve().is_relative_to(gone)])
+            for title, entries in self.lists
+        ]
+        return replace(self, lists=kept)
+
+    def renamed(self, run_dir: Path, new: Path) -> StartContent:
+        """Return the same with a run, and what lies in it, under its new name."""
+        old = run_dir.resolve()
+
+        def now(path: Path) -> Path:
+            place = path.resolve()
+            if place == old:
+                return path.with_name(new.name)  # a path that is relative stays so
+            return new / place.relative_to(old) if place.is_relative_to(old) else path
+
+        lists = [
+            (title, [replace(entry, path=now(entry.path)) for entry in entries])
+            for title, entries in self.lists
+        ]
+        return replace(self, lists=lists, named=[now(path) for path in self.named])
+
     @property
     def bounds(self) -> Bounds:
         """Return what may be browsed: from the folder where the command was started, and what was named."""
@@ -59,6 +89,7 @@ class Told:
     sentence: str = ""
     instead: Sequence[Entry] = ()
     installs_for: Path | None = None
+    good: bool = False  # it tells of what was done, not of what failed
 
 
 def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
@@ -72,15 +103,47 @@ def front_page(content: StartContent, key: str, told: Told) -> str:
     """Return the start page; `key` goes into its forms."""
     offered = [("The scenes there", told.instead), *content.lists]
     lists = "".join(_list(title, entries, key) for title, entries in offered if entries)
-    sentence = f'<p class="told" role="alert">{escape(told.sentence)}</p>' if told.sentence else ""
     front = _template("start_front.html").substitute(
-        told=sentence + _install_button(told.installs_for, key),
+        told=_sentence(told) + _install_button(told.installs_for, key),
         key=key,
         lists=lists,
         demo=escape(str(content.demo)),
         folder=escape(str(content.folder)),
     )
     return _page("splatstudio", front)
+
+
+def run_page(content: RunContent, key: str, reason: str | None) -> str:
+    """Return the page on which a run is renamed or deleted; with a `reason` it cannot be deleted."""
+    name = content.path.name
+    facts = [
+        ("Folder", str(content.path)),
+        ("Scene", "not known" if content.scene is None else str(content.scene)),
+    ]
+    facts.append(("Last saved step", "none" if content.step is None else f"{content.step:,}"))
+    held = size(content.num_bytes) if content.whole else f"more than {size(content.num_bytes)}"
+    facts.append(("Size", held))
+    for part, num, total in content.parts:
+        facts.append((f"{part}/", f"{counted(num, 'file')}, {size(total)}"))
+    rows = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(text)}</dd></div>" for what, text in facts)
+    given = f'{_key(key)}<input type="hidden" name="folder" value="{escape(str(content.path))}">'
+    rename = (
+        f'<h2><label for="name">Rename</label></h2><form action="{RUN}" class="field">{given}'
+        f'<input type="text" id="name" name="name" required maxlength="{LONGEST_NAME}" value="{escape(name)}"'
+        ' autocomplete="off" spellcheck="false"><button name="do" value="rename">Rename</button></form>'
+    )
+    if reason is not None:
+        delete = f'<p class="told">{escape(as_sentence(reason))}</p>'
+    else:
+        delete = (
+            "<p>All of the above goes, and cannot be brought back: models, scores, exports and renders in"
+            " this folder. The photographs stay, and so does all that lies elsewhere.</p>"
+            f'<form action="{RUN}" class="deeds">{given}<button name="do" value="delete" class="danger">'
+            "Delete this run</button></form>"
+        )
+    start = '<nav><a href="/">Start page</a></nav>'
+    told = f'{start}<h1>{escape(name)}</h1><p class="hint">A run</p><dl class="rows">{rows}</dl>'
+    return _page(f"{name} – splatstudio", f"{told}{rename}<h2>Delete</h2>{delete}")
 
 
 def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
@@ -97,6 +160,13 @@ def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
     return _page(f"{folder.name} – splatstudio", start + head + where + here + rows + _notes(listing))
 
 
+def _sentence(told: Told) -> str:
+    if not told.sentence:
+        return ""
+    kind = "told done" if told.good else "told"
+    return f'<p class="{kind}" role="alert">{escape(told.sentence)}</p>'
+
+
 def _page(title: str, content: str) -> str:
     return _template("start.html").substitute(title=escape(title), content=content)
 
@@ -106,13 +176,16 @@ def _template(name: str) -> Template:
 
 
 def _list(title: str, entries: Sequence[Entry], key: str) -> str:
-    rows = "".join(
-        f'<li class="row"><img src="{THUMBNAIL}?of={_thumbnail(entry, key)}" alt="" loading="lazy">'
-        f'<button name="open" value="{escape(str(entry.path))}" class="entry">'
-        f'{escape(str(entry.path))} <span class="detail">{escape(entry.detail)}</span></button></li>'
-        for entry in entries
-    )
+    rows = "".join(_row(entry, key) for entry in entries)
     return f'<h2>{escape(title)}</h2><form action="/">{_key(key)}<ul class="rows">{rows}</ul></form>'
+
+
+def _row(entry: Entry, key: str) -> str:
+    path = escape(str(entry.path))
+    picture = f'<img src="{THUMBNAIL}?of={_thumbnail(entry, key)}" alt="" loading="lazy">'
+    detail = f'<span class="detail">{escape(entry.detail)}</span>'
+    button = f'<button name="open" value="{path}" class="entry">{path} {detail}</button>'
+    return f'<li class="row">{picture}{button}{_more(entry.path) if entry.is_run else ""}</li>'
 
 
 def _thumbnail(entry: Entry, key: str) -> str:
@@ -159,7 +232,15 @@ def _deeds(entry: FolderEntry, key: str) -> str:
         train = f'name="train" value="1" {named.format("Start training of")}'
         buttons += f'<button class="first" {train}>Start training</button>'
     path = f'<input type="hidden" name="open" value="{escape(str(entry.path))}">'
-    return f'<form action="/" class="deeds">{_key(key)}{path}{buttons}</form>'
+    more = _more(entry.path) if entry.kind == "Run" else ""
+    return f'<form action="/" class="deeds">{_key(key)}{path}{buttons}{more}</form>'
+
+
+def _more(run_dir: Path) -> str:
+    """Return the way to the page on which a run is renamed or deleted."""
+    address = escape(f"{RUN}?{urlencode({'folder': str(run_dir)}, errors='replace')}")
+    name = escape(f"Rename or delete {run_dir.name}")
+    return f'<a class="more" href="{address}" aria-label="{name}">Rename or delete</a>'
 
 
 def _notes(listing: FolderListing) -> str:

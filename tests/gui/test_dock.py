@@ -49,6 +49,11 @@ def asked_to_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     opened: list[Path] = []
 
     class NoStudio:
+        goes_home = False
+
+        def offer_home(self) -> None:
+            pass
+
         def run_forever(self) -> None:
             pass
 

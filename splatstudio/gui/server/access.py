@@ -34,6 +34,7 @@ from splatstudio.runtime.channel.tls import TlsFiles
 _OPEN_THE_URL = "Please open the URL printed in the terminal where splatstudio was started."
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 
+STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
 _PORTS = range(8080, 8180)  # that "auto" tries
 
 

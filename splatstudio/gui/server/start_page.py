@@ -30,6 +30,7 @@ from splatstudio.error_text import as_sentence, in_words
 from splatstudio.files.recent import rename_recent
 from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
+    STILL_HERE,
     Listen,
     PassedOn,
     Refusal,
@@ -173,6 +174,8 @@ class StartPage(PassedOn):
         """Answer whoever has the secret."""
         path, _, query = request.path.partition("?")
         fields = dict(parse_qsl(query))
+        if path == STILL_HERE:  # a page of the studio that was here: it loads this one in its place
+            return data_response(HTTPStatus.RESET_CONTENT, "text/plain", b"")
         if path == THUMBNAIL:
             return self._thumbnail(fields.get("of", ""))
         if path not in ("/", BROWSE, RUN):

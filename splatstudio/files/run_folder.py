@@ -17,6 +17,7 @@ OWN = {"run.json", "metrics.jsonl", "lock", "ckpts", "eval", "exports", "logs", 
 LONGEST_NAME = 100  # letters
 FORBIDDEN = '/\\:*?"<>|'  # that a name may not hold on one system or another
 MOST_FILES = 100_000  # that are counted
+_HERE = "{} is the folder in which splatstudio was started: start it elsewhere first"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ def run_content(run_dir: Path) -> RunContent:
 
 def why_to_keep(run_dir: Path) -> str | None:
     """Return why a run is not deleted, None where its folder holds nothing but what it has written."""
-    here = run_dir.resolve()
-    if Path.cwd().resolve().is_relative_to(here):
-        return f"{run_dir} is the folder in which splatstudio was started: start it elsewhere first"
+    if _is_here(run_dir):
+        return _HERE.format(run_dir)
     others = sorted(name for name in os.listdir(run_dir) if name not in OWN and not _is_leftover(name))
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
@@ -69,7 +69,7 @@ def why_to_keep(run_dir: Path) -> str | None:
             " move that elsewhere first"
         )
     with suppress(ValueError, OSError):
-        if Run.open(run_dir).scene_path.resolve().is_relative_to(here):
+        if Run.open(run_dir).scene_path.resolve().is_relative_to(run_dir.resolve()):
             return f"the photographs of {run_dir} lie in it, so nothing is deleted: move them elsewhere first"
     return None
 
@@ -117,6 +117,10 @@ def rename_run(run_dir: Path, name: str) -> Path:
             f"{name!r} cannot be the name of a run: it may not hold any of {' '.join(FORBIDDEN)}, nor end in"
             " a dot"
         )
+    if _is_here(run_dir):
+        raise ValueError(
+            f"{run_dir} is the folder in which splatstudio was started: start it elsewhere first"
+        )
     renamed = run_dir.with_name(name)
     lock = _taken(run_dir)
     try:
@@ -129,6 +133,10 @@ def rename_run(run_dir: Path, name: str) -> Path:
     finally:
         lock.release()
     return renamed
+
+
+def _is_here(run_dir: Path) -> bool:
+    return Path.cwd().resolve().is_relative_to(run_dir.resolve())
 
 
 def _refuse_no_run(run_dir: Path) -> None:

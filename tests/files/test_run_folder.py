@@ -90,8 +90,9 @@ def test_a_folder_that_is_more_than_a_run_stays(
     Run(run, tmp_path / "scene", TrainConfig()).write()
     with monkeypatch.context() as patched:
         patched.chdir(run / "ckpts")
-        with pytest.raises(ValueError, match="in which splatstudio was started"):
-            delete_run(run)
+        for deed in (delete_run, lambda path: rename_run(path, "new")):
+            with pytest.raises(ValueError, match="in which splatstudio was started"):
+                deed(run)
     link = tmp_path / "link"
     link.symlink_to(run)
     with pytest.raises(ValueError, match="is no run folder"):

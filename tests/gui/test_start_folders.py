@@ -225,6 +225,21 @@ def test_a_folder_that_may_not_be_read_is_told(
     assert status == 403 and "Permission denied" in text
 
 
+def test_a_folder_whose_own_name_is_no_text_is_browsed(tmp_path: Path) -> None:
+    start = tmp_path / os.fsdecode(b"half-\xff")
+    write_colmap(tmp_path / "text" / "scans" / "one", TINY)
+    (tmp_path / "text").rename(start)  # OpenCV dies of such a name
+    page = StartPage(ANY_PORT, StartContent((), start / "demo", start))
+    try:
+        visitor = Visitor(page)
+        (scans,) = links(visitor.get("/browse")[1])
+        assert "%FF" in scans and opened(visitor.get(scans)[1]) == ["one"]
+        assert visitor.get("/browse?folder=/\xe9")[0] == 404
+        assert visitor.ask("/", open="x", key="\xe9")[0] == 403
+    finally:
+        page.close()
+
+
 def test_names_that_are_no_text_are_counted(page: StartPage, home: Path) -> None:
     os.mkdir(os.fsencode(home) + b"/half-\xff")
     assert list_folder(home, Bounds.around([home])).num_unnamed == 1

@@ -112,7 +112,7 @@ def test_it_is_made_once_and_again_when_the_photo_has_changed(
     assert kept.read_bytes() == first and kept.stat().st_mode & 0o777 == 0o600
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as patched:
-        patched.setattr(scaling, "small_jpeg", None)
+        patched.setattr(thumbnails, "small_jpeg", None)
         assert thumbnail_of(scene) == first
     write_flat(scene / "images" / "a.jpg", GREEN, size=(500, 400))
     assert has_color(decoded(thumbnail_of(scene)), GREEN)

@@ -173,7 +173,7 @@ class StartPage(PassedOn):
     def _answer_visitor(self, request: Request) -> Response:
         """Answer whoever has the secret."""
         path, _, query = request.path.partition("?")
-        fields = dict(parse_qsl(query))
+        fields = dict(parse_qsl(query, errors="surrogateescape"))  # names need be no text
         if path == STILL_HERE:  # a page of the studio that was here: it loads this one in its place
             return data_response(HTTPStatus.RESET_CONTENT, "text/plain", b"")
         if path == THUMBNAIL:
@@ -209,7 +209,7 @@ class StartPage(PassedOn):
         return _to_the_front("Opening.")  # a reload of the page shall not open it again
 
     def _check_key(self, fields: Mapping[str, str]) -> None:
-        if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
+        if not hmac.compare_digest(os.fsencode(fields.get("key", "")), self._key.encode()):
             sentence = "This form is of an earlier start page. Please reload the page, and choose again."
             raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
 

@@ -238,7 +238,7 @@ def _deeds(entry: FolderEntry, key: str) -> str:
 
 def _more(run_dir: Path) -> str:
     """Return the way to the page on which a run is renamed or deleted."""
-    address = escape(f"{RUN}?{urlencode({'folder': str(run_dir)}, errors='replace')}")
+    address = escape(f"{RUN}?{urlencode({'folder': str(run_dir)}, errors='surrogateescape')}")
     name = escape(f"Rename or delete {run_dir.name}")
     return f'<a class="more" href="{address}" aria-label="{name}">Rename or delete</a>'
 
@@ -274,7 +274,7 @@ def _notes(listing: FolderListing) -> str:
 
 def _browse(folder: Path, first: int = 0) -> str:
     asked = {"folder": str(folder)} | ({"from": str(first)} if first > 0 else {})
-    return escape(f"{BROWSE}?{urlencode(asked)}")
+    return escape(f"{BROWSE}?{urlencode(asked, errors='surrogateescape')}")
 
 
 def _short(folder: Path) -> str:

@@ -16,6 +16,7 @@ from splatstudio.files.recent import state_folder
 from splatstudio.files.run import Run
 from splatstudio.scene.capture import IMAGE_SUFFIXES
 from splatstudio.scene.layout import estimated_poses, is_video
+from splatstudio.scene.scaling import small_jpeg
 
 SIDE = 240  # pixels of the longer side: what is shown, on a screen with two pixels to each of the page's
 VERSION = 1  # part of every name: raise it when the pictures change
@@ -98,9 +99,6 @@ def _kept_or_made(source: Path) -> bytes:
         kept = _kept(place)
         if kept is not None:
             return kept
-        # Here, as it loads OpenCV: the page itself is there before.
-        from splatstudio.scene.scaling import small_jpeg
-
         made = small_jpeg(source, SIDE)
         with suppress(OSError):  # it is made again the next time
             _keep(place, made)

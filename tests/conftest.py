@@ -21,6 +21,7 @@ from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page wit
     idle,
     notices,
     own_folder,
+    own_list,
     page,
     run,
     sent,

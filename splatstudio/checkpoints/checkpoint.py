@@ -30,7 +30,6 @@ from torch import Tensor
 from splatstudio.checkpoints.manifest import (
     DOOMED_FOLDER,
     REPLACED_FOLDER,
-    STEP_FOLDER,
     Shard,
     named_tensors,
     read_manifest,
@@ -48,6 +47,7 @@ from splatstudio.corrections.corrections import SavedCorrections
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import shown
 from splatstudio.files.outputs import make_folder, refuse_leading_out
+from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import hold, is_held, put_in_place, sync_folder
 from splatstudio.settings.config import TrainConfig, from_json, to_json

@@ -19,6 +19,7 @@ from torch import Tensor
 from splatstudio.error_text import first_line, shown
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.inputs import open_input, read_input, refuse_larger_than_memory
+from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import Population
@@ -30,7 +31,6 @@ BLOCK = 8 << 20  # bytes hashed and written at a time; other threads run meanwhi
 
 FORMAT = "splatstudio checkpoint"
 FORMAT_VERSION = 1
-STEP_FOLDER = re.compile(r"step_(\d{8,})")
 # What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
 REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
 DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying

@@ -111,7 +111,7 @@ def open_(
 
         begin_fork_server(several=devices.may_be_several)
     from splatstudio.cli.poses import out_of_archive, with_poses
-    from splatstudio.cli.start import note_opened, run_until_closed, studio_of_choice
+    from splatstudio.cli.start import note_opened, run_until_closed, run_with_start_page, studio_of_choice
     from splatstudio.poses.estimate import lacks_poses
     from splatstudio.scene.layout import holds_several
 
@@ -120,7 +120,7 @@ def open_(
     path = path and out_of_archive(path)
     # The page is there while the poses of photographs are estimated, and offers a choice of several scenes.
     if path is None or (devices.nodes == 1 and (lacks_poses(path) or holds_several(path))):
-        run_until_closed(studio_of_choice(listen, **at_page, chosen=path, **asked), devices)
+        run_with_start_page(studio_of_choice(listen, **at_page, chosen=path, **asked), asked)
         return 0
     path = with_poses(path)
     from splatstudio.gui.app import nodes_asked_for, open_studio
@@ -128,11 +128,11 @@ def open_(
     if at_once.merge:
         path = _whole(path)
     if devices.nodes > 1:
-        studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen)
+        run_until_closed(nodes_asked_for(sys.argv[2:], path, run, devices, listen), devices)
     else:
         studio = open_studio(path, network=listen, **at_page, **asked)
         note_opened(path)
-    run_until_closed(studio, devices)
+        run_with_start_page(studio, asked)
     return 0
 
 

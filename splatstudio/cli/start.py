@@ -6,7 +6,7 @@ The page is there before torch and viser are loaded, which happens while the use
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
-from splatstudio.gui.server.access import Listen, advice, open_browser
-from splatstudio.gui.server.start_page import Entry, StartContent, StartPage
+from splatstudio.gui.server.access import Listen, TakenOver, advice, open_browser
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.poses.install import ColmapMissing, has_colmap, install_colmap, refuse_without_colmap
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
@@ -55,7 +56,7 @@ def studio_of_choice(
     arguments of `open_studio`. Raises ValueError where the address cannot be used, or `chosen` cannot
     be opened.
     """
-    page = StartPage(listen, start_content())
+    page = StartPage(listen, start_content(() if chosen is None else (chosen,)))
     front = _Front(page)
     if chosen is not None:
         page.choose(chosen)
@@ -186,8 +187,23 @@ class _Front:
         print_pose_report(estimation.report)
 
 
-def run_until_closed(studio: Studio, devices: DeviceOptions) -> None:
-    """Serve a studio until it is ended; where photographs join, another one with them takes its place."""
+def run_with_start_page(studio: Studio, asked: Mapping[str, Any]) -> None:
+    """Serve a studio, and whenever its user goes back to the start page that, and what is chosen there.
+
+    `asked` are the further arguments of `open_studio`: what the first studio was opened with, but its folder.
+    """
+    others = {**asked, "run_dir": None}  # which was named for the first one alone
+    studio.offer_home()
+    while (address := run_until_closed(studio, asked["devices"])) is not None:
+        studio = studio_of_choice(address, browser=False, train=False, **others)
+        studio.offer_home()
+
+
+def run_until_closed(studio: Studio, devices: DeviceOptions) -> TakenOver | None:
+    """Serve a studio until it is ended; where photographs join, another one with them takes its place.
+
+    Returns the address at which the start page is wanted next, None where the user has ended all.
+    """
     from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
     from splatstudio.gui.app import open_studio
 
@@ -195,6 +211,7 @@ def run_until_closed(studio: Studio, devices: DeviceOptions) -> None:
         project = studio.controller.project
         assert project.scene is not None and project.run_dir is not None, "it has photographs"
         begun = newest_known_checkpoint(project.run_dir) is not None
+        has_home = studio.has_home
         studio = open_studio(
             project.run_dir if begun else project.scene.path,
             network=studio.address,
@@ -204,6 +221,9 @@ def run_until_closed(studio: Studio, devices: DeviceOptions) -> None:
             given=() if begun else project.given,
             devices=devices,
         )
+        if has_home:
+            studio.offer_home()
+    return studio.address if studio.goes_home else None
 
 
 def _installable(error: Exception) -> bool:
@@ -216,13 +236,17 @@ def note_opened(path: Path) -> None:
         print(for_terminal(problem), flush=True)
 
 
-def start_content() -> StartContent:
-    """Return what the start page offers: runs below the current folder, what was opened last, the demo."""
+def start_content(named: Iterable[Path] = ()) -> StartContent:
+    """Return what the start page offers: runs below the current folder, what was opened last, the demo.
+
+    The folders of the second list may be browsed wherever they lie, and so may those in `named`.
+    """
     runs = list(_runs())
     known = {entry.path.resolve() for entry in runs} | {demo_scene().resolve()}
-    recent = [Entry(path) for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
+    others = [path for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
+    recent = [Entry(path, is_run=os.path.exists(path / "run.json")) for path in others]
     lists = [("Runs in this folder", runs), ("Opened before", recent)]
-    return StartContent(lists, demo_scene(), Path.cwd())
+    return StartContent(lists, demo_scene(), Path.cwd(), (*named, *recent_paths()))
 
 
 def _runs() -> Iterator[Entry]:
@@ -231,6 +255,6 @@ def _runs() -> Iterator[Entry]:
         try:
             run = Run.open(folder)
             begun = datetime.fromtimestamp((folder / "run.json").stat().st_mtime)
-            yield Entry(folder, f"{run.scene_path}, begun {begun:%Y-%m-%d %H:%M}")
+            yield Entry(folder, f"{run.scene_path}, begun {begun:%Y-%m-%d %H:%M}", is_run=True)
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
-            yield Entry(folder, in_words(error))
+            yield Entry(folder, in_words(error), is_run=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from splatstudio.files.durable import write_durably
@@ -27,19 +28,32 @@ def recent_file() -> Path:
 
 def recent_paths() -> tuple[Path, ...]:
     """Return those that are still there, newest first; none where the list is missing or damaged."""
-    try:
-        kept = json.loads(read_input(recent_file()))
-    except (OSError, ValueError, RuntimeError):
-        return ()
-    texts = [text for text in kept if isinstance(text, str)] if isinstance(kept, list) else []
-    # Path.exists raises for a name that is too long.
-    return tuple(Path(text) for text in texts if can_be_path(text) and os.path.exists(text))
+    return tuple(path for path in _kept() if os.path.exists(path))
 
 
 def remember(path: Path) -> str:
     """Put a path first on the list; return "", or a sentence where the list cannot be kept."""
     whole = Path(os.path.abspath(path))
-    paths = [whole, *(other for other in recent_paths() if other != whole)][:MOST]
+    return _write([whole, *(other for other in recent_paths() if other != whole)][:MOST])
+
+
+def rename_recent(old: Path, new: Path) -> str:
+    """Let the list name a folder that was renamed, and what lies in it, as now; return as `remember` does."""
+    kept = _kept()
+    paths = [new / path.relative_to(old) if path.is_relative_to(old) else path for path in kept]
+    return "" if paths == list(kept) else _write(paths)
+
+
+def _kept() -> tuple[Path, ...]:
+    try:
+        kept = json.loads(read_input(recent_file()))
+    except (OSError, ValueError, RuntimeError):
+        return ()
+    texts = [text for text in kept if isinstance(text, str)] if isinstance(kept, list) else []
+    return tuple(Path(text) for text in texts if can_be_path(text))
+
+
+def _write(paths: Sequence[Path]) -> str:
     try:
         file = recent_file()
         make_folder(file.parent)

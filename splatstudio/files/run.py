@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import socket
 import time
 import weakref
@@ -23,6 +24,7 @@ from splatstudio.settings.config import TrainConfig, from_json, to_json
 
 FORMAT_VERSION = 1
 PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
+STEP_FOLDER = re.compile(r"step_(\d{8,})")  # of a complete checkpoint, in ckpts/
 
 MOST_BYTES = 4096  # of a lock file
 PATIENCE_SECONDS = 2.0  # for a process that is just ending, as when a training starts again after a crash
@@ -147,6 +149,15 @@ def read_metrics(run_dir: Path) -> Metrics:
             rows.pop()
         rows.append(row)
     return Metrics(tuple(rows), tuple(notes))
+
+
+def newest_step(run_dir: Path) -> int | None:
+    """Return the step of the last checkpoint by the names of their folders, None where there is none."""
+    try:
+        names = os.listdir(run_dir / "ckpts")
+    except OSError:
+        return None
+    return max((int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))), default=None)
 
 
 def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:

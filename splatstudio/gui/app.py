@@ -19,7 +19,7 @@ import viser
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
-from splatstudio.gui.dock import StatusPanel
+from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
 from splatstudio.gui.server.gate import open_server
@@ -103,7 +103,7 @@ class Studio:
         self._network, self._token = network, network.new_token()
         self._gated = open_server(network, token=self._token)
         self._request: StopRequest | None = None  # to end, that is waited for
-        self._again = self.goes_on = False
+        self._again = self.goes_on = self.has_home = self.goes_home = False
         self._photos: PhotosPanel | None = None
         self._server, self.port, self.url = self._gated.server, self._gated.port, self._gated.url
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
@@ -144,6 +144,17 @@ class Studio:
         if self._request is not None:
             self._request.let_go()
 
+    def offer_home(self) -> None:
+        """Show a button to the start page: who calls this shows that page when the studio `goes_home`."""
+        self.has_home = True
+        self._refresher.changed()
+
+    def go_home(self) -> None:
+        """Let `run_forever` save and end, so that the start page comes in the place of this studio."""
+        self.goes_home = True
+        if self._request is not None:
+            self._request.let_go()
+
     @property
     def address(self) -> TakenOver:
         """Return where a studio listens that comes in the place of this one when this has ended."""
@@ -153,7 +164,8 @@ class Studio:
     def run_forever(self) -> bool:
         """Serve until Ctrl-C, SIGTERM or SIGHUP, then save and end; a second Ctrl-C ends at once.
 
-        Returns whether it shall be opened again, for which it also ends.
+        Returns whether it shall be opened again, for which it also ends; or else `goes_home` says whether the
+        start page comes next.
         """
         controller = self.controller
         run_dir, unsaved = controller.project.run_dir, False
@@ -174,6 +186,7 @@ class Studio:
                 raise
             if unsaved and run_dir is not None:
                 print(for_terminal(last_words(controller.status, controller.last_saved, run_dir)))
+        self.goes_home = self.goes_home and not request
         return self._again and not request
 
     def close(self) -> None:
@@ -207,6 +220,7 @@ class Studio:
         )
         add = self._refresher.add
         add(StatusPanel(page))
+        add(HomeBar(page, self.go_home, lambda: self.has_home))
         tabs = gui.add_tab_group()
         if project.can_train:
             with tabs.add_tab("Train") as tab:

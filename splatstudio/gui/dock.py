@@ -7,6 +7,7 @@ import html
 import io
 import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import viser
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
 from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
+from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
-from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
+from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
 from splatstudio.models.merging import place_of_merged, whole_of
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import PlateauReached, Save, State, Stop
@@ -305,6 +307,40 @@ def part_html(part: RankPart) -> str:
     """Return the notice that the model in the view is a part, as HTML; file names are escaped."""
     advice = "" if part.complete else ". Copy it there to merge them."
     return box_html(f"{part}{advice}", "warning", mark="part")
+
+
+class HomeBar(Panel):
+    """The way back to the start page, which asks once where that ends a training or a task."""
+
+    def __init__(self, page: Page, go_home: Callable[[], None], offered: Callable[[], bool]):
+        """Call `go_home` when it is wanted; the button is there while it is `offered`."""
+        super().__init__(page)
+        self._go_home, self._asked = go_home, False
+        hint = "Closes what is open, and shows runs, scenes and folders again. What is unsaved is saved."
+        home = self.button("Start page", lambda _: self._press(), visible=False, hint=hint)
+        asks = "This ends what is at work: a training is saved and stopped, and opening its run resumes it."
+        self.keep(home, visible=lambda: offered() and not self._asks)
+        self.keep(self.gui.add_html(note_html(asks, mark="home"), visible=False), visible=lambda: self._asks)
+        for label, press in (("Save and go to the start page", go_home), ("Stay here", self._stay)):
+            button = self.button(label, lambda _, press=press: press(), visible=False)
+            self.keep(button, visible=lambda: self._asks)
+
+    @property
+    def _asks(self) -> bool:
+        return self._asked and self._is_at_work
+
+    @property
+    def _is_at_work(self) -> bool:
+        trains = self.controller.unsaved or self.controller.can_order
+        return trains or self.page.tasks.in_progress is not None
+
+    def _press(self) -> None:
+        self._asked = self._is_at_work
+        if not self._asked:
+            self._go_home()
+
+    def _stay(self) -> None:
+        self._asked = False
 
 
 class StatusPanel(Panel):

@@ -78,20 +78,6 @@ def duration(seconds: float | None) -> str:
     return f"{total // 3600}:{total % 3600 // 60:02d} h"
 
 
-def size(num_bytes: float) -> str:
-    """Return a number of bytes as people say it."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit != "MB" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} GB"
-
-
-def counted(num: int, noun: str) -> str:
-    """Return a number of things: "1 change", "2 changes"."""
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
-
-
 def legend_html(legend: Legend | None, notice: str | None) -> str:
     """Return a bar of the colors with the values of its ends, and why the picture is not as asked for."""
     bar = ""

@@ -14,8 +14,8 @@ import pytest
 from gate_client import get
 from started_programs import run_program, start_program
 
-from splatstudio.gui.server.access import Listen, advice, ssh_line
-from splatstudio.gui.server.gate import STILL_HERE, GatedServer, open_server
+from splatstudio.gui.server.access import STILL_HERE, Listen, advice, ssh_line
+from splatstudio.gui.server.gate import GatedServer, open_server
 
 SSH = {"SSH_CONNECTION": "203.0.113.9 52210 192.0.2.7 22", "USER": "ada"}
 URL = "http://127.0.0.1:8080/?token=secret"

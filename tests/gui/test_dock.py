@@ -16,12 +16,13 @@ from gui_parts import as_user
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app, dock
+from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TimeBar, header_html, part_html, suggested_steps
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
-from splatstudio.gui.theme import duration, size
+from splatstudio.gui.theme import duration
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
 from splatstudio.scene.scene import Scene
@@ -57,6 +58,11 @@ def asked_to_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     opened: list[Path] = []
 
     class NoStudio:
+        goes_home = False
+
+        def offer_home(self) -> None:
+            pass
+
         def run_forever(self) -> None:
             pass
 

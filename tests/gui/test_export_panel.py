@@ -15,12 +15,12 @@ from path_builder import random_keys
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats import FORMATS, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
 from splatstudio.gui.tabs.render import OutputSection
-from splatstudio.gui.theme import size
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded

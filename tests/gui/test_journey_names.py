@@ -15,7 +15,8 @@ from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats import write_gaussians
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.start_page import Entry, StartContent, StartPage
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.gui.state.scene_overlay import PathStore
 from splatstudio.models.model import load_model
 from splatstudio.runtime.channel.tls import TlsFiles

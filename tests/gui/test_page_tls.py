@@ -18,7 +18,8 @@ from websockets.sync.client import connect
 
 from splatstudio.gui.server.access import Listen, advice
 from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.start_page import StartContent, StartPage
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_views import StartContent
 from splatstudio.runtime.channel.tls import TlsFiles
 
 

@@ -12,31 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from gate_client import get, wait
 from scene_builder import tiny_scene, write_colmap
+from start_visitor import ANY_PORT, Visitor
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 
 from splatstudio.cli import start
 from splatstudio.files.recent import recent_file, recent_paths, remember
 from splatstudio.files.run import Run
-from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.start_page import (
-    MAX_VISITORS,
-    Entry,
-    OpenRequest,
-    StartContent,
-    StartPage,
-)
+from splatstudio.gui.server.start_page import MAX_VISITORS, OpenRequest, StartPage
+from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.scene.layout import holds_several
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-
-ANY_PORT = Listen(port=0)
 
 
 @pytest.fixture
@@ -45,31 +37,6 @@ def start_page(tmp_path: Path) -> Iterator[StartPage]:
     made = StartPage(ANY_PORT, StartContent(lists, tmp_path / "demo", tmp_path))
     yield made
     made.close()
-
-
-@pytest.fixture
-def own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The list of what was opened last is an empty one of this test's own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "splatstudio" / "recent.json"
-
-
-class Visitor:
-    """A browser with the cookie that the address with the secret gave it."""
-
-    def __init__(self, page: StartPage):
-        self._page = page
-        status, headers, _ = get(page.port, f"/?token={page.token}")
-        assert status == 303
-        self._cookie = headers["set-cookie"].split(";")[0]
-
-    def get(self, path: str = "/", **headers: str) -> tuple[int, str]:
-        status, _, body = get(self._page.port, path, Cookie=self._cookie, **headers)
-        return status, body if isinstance(body, str) else body.decode()
-
-    def choose(self, **fields: str) -> int:
-        (key,) = set(re.findall(r'name="key" value="([^"]+)"', self.get()[1]))
-        return self.get("/?" + urlencode({"key": key, **fields}))[0]
 
 
 def test_a_choice_of_the_command_line_is_opened_and_the_page_says_how_far_that_is(

@@ -31,6 +31,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blob_folder: Pat
 
 
 @pytest.fixture
+def own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The list of what was opened last is an empty one of this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "splatstudio" / "recent.json"
+
+
+@pytest.fixture
 def flat_run(own_folder: Path, blob_scene: Scene) -> Run:
     """A stopped run in runs/blobs whose score stood still."""
     trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)

@@ -155,6 +155,8 @@
     const answer = await fetch(window.splatstudio.stillHere, {cache: "no-store", signal: patience})
       .catch(() => null);
     await answer?.text?.().catch(() => null);  // or the browser counts the request as one that failed
+    // The start page has come in the place of the studio, at the same address.
+    if (answer?.status === 205) location.reload();
     missed = answer?.ok ? 0 : missed + 1;
     say(missed < 2 ? "" : answer?.status === 403
       ? "The studio was restarted: open the address that it has printed, and close this page."

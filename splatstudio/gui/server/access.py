@@ -34,6 +34,7 @@ from splatstudio.runtime.channel.tls import TlsFiles
 _OPEN_THE_URL = "Please open the URL printed in the terminal where splatstudio was started."
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 
+STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
 _PORTS = range(8080, 8180)  # that "auto" tries
 
 
@@ -227,10 +228,15 @@ def page_response(
 
 def html_response(status: HTTPStatus, text: str) -> Response:
     """Return a whole page, which no browser keeps."""
-    body = text.encode()
+    # Names may hold half a letter.
+    return data_response(status, "text/html; charset=utf-8", text.encode(errors="replace"))
+
+
+def data_response(status: HTTPStatus, kind: str, body: bytes) -> Response:
+    """Return data of a media type, which no browser keeps."""
     headers = Headers(
         {
-            "Content-Type": "text/html; charset=utf-8",
+            "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Connection": "close",
             "Cache-Control": "no-store",

@@ -33,6 +33,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
 from splatstudio.gui.server.access import (
+    STILL_HERE,
     THIS_MACHINE,
     Access,
     Listen,
@@ -52,7 +53,6 @@ _PATIENCE_SECONDS = 60.0  # for a message to be looked at
 _TLS_SECONDS = 10.0  # for a browser to begin with TLS
 
 _log = logging.getLogger(__name__)
-STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
 _ANY = "The gate of the studio's page refused something for the first time: %s."
 _NEWS = {
     "token": "Rejected a tab with an old token (%s). Open the address that "

@@ -1,4 +1,4 @@
-"""The page that `splatstudio open` shows without a path: what was opened last, the demo, a field for a path.
+"""The page that `splatstudio open` shows without a path: what was opened last, the demo, the folders here.
 
 It stands behind the same checks of sender and secret as the studio's page, and knows neither viser nor
 torch, so that it is there at once. What is chosen opens in the same process and at the same address: the
@@ -10,55 +10,57 @@ from __future__ import annotations
 import hmac
 import html
 import logging
+import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from queue import SimpleQueue
-from string import Template
 from urllib.parse import parse_qsl
 
 from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from splatstudio.files.inputs import read_input
+from splatstudio.error_text import as_sentence, in_words
+from splatstudio.files.recent import rename_recent
+from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
+    STILL_HERE,
     Listen,
     PassedOn,
     Refusal,
+    data_response,
     html_response,
     make_access,
     page_response,
     url_of,
 )
+from splatstudio.gui.server.folder_listing import list_folder
+from splatstudio.gui.server.start_views import (
+    BROWSE,
+    RUN,
+    THUMBNAIL,
+    Entry,
+    StartContent,
+    Told,
+    folder_page,
+    front_page,
+    run_page,
+    shown_by,
+)
+from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
 
-_TEMPLATE = Path(__file__).parents[1] / "page" / "start.html"
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
+_BACK = '<p><a href="/">Back to the start page</a>'
+_NO_FOLDER = "There is no such folder in those that are shown here." + _BACK
 MAX_VISITORS = 64  # whose requests are waited for at a time
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What can be opened with one click."""
-
-    path: Path
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class StartContent:
-    """What the page offers: lists of entries under their titles, the demo, and where relative paths begin."""
-
-    lists: Sequence[tuple[str, Sequence[Entry]]]
-    demo: Path
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,7 @@ class StartPage(PassedOn):
         self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
         self._progress = ""  # of what is being opened
-        self._told = ""
-        self._instead: Sequence[Entry] = ()
-        self._installs: Path | None = None
+        self._told = Told()
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
@@ -131,8 +131,8 @@ class StartPage(PassedOn):
         installation, for which there is a button.
         """
         with self._lock:
-            self._opening, self._progress, self._told, self._instead = "", "", sentence, instead
-            self._installs = installs_for
+            self._opening, self._progress = "", ""
+            self._told = Told(sentence, instead, installs_for)
 
     def _serve(self) -> None:
         """Serve until the end; the library's own loop ends as soon as somebody cannot be accepted."""
@@ -162,7 +162,10 @@ class StartPage(PassedOn):
         except Refusal as refusal:
             response = page_response(refusal.status, refusal.sentence)
         response = self._access.harden(response)
-        policy = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; "
+        policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; form-action 'self'; "
+        policy += "base-uri 'none'; "
+        # Another page of this machine, whose requests carry the cookie, may not show a thumbnail either.
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         del response.headers["Content-Security-Policy"]
         response.headers["Content-Security-Policy"] = policy + self._access.frame_ancestors()
         return response
@@ -170,59 +173,120 @@ class StartPage(PassedOn):
     def _answer_visitor(self, request: Request) -> Response:
         """Answer whoever has the secret."""
         path, _, query = request.path.partition("?")
-        if path != "/":
+        fields = dict(parse_qsl(query, errors="surrogateescape"))  # names need be no text
+        if path == STILL_HERE:  # a page of the studio that was here: it loads this one in its place
+            return data_response(HTTPStatus.RESET_CONTENT, "text/plain", b"")
+        if path == THUMBNAIL:
+            return self._thumbnail(fields.get("of", ""))
+        if path not in ("/", BROWSE, RUN):
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
-        fields = dict(parse_qsl(query))
         with self._lock:
-            if "open" in fields and not self._opening:
-                if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
-                    sentence = (
-                        "This form is of an earlier start page. Please reload the page, and choose again."
-                    )
-                    raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
-                self._opening = fields["open"]
-                self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
-            if "open" in fields:  # a reload of the page shall not open it again
-                response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
-                response.headers["Location"] = "/"
-                return response
+            if path == "/" and "open" in fields:
+                return self._choose(fields)
             if self._opening:
                 sentence = f"Opening {html.escape(self._opening)} ..."
                 if self._progress:
                     sentence += f"<p>{html.escape(self._progress)}</p>"
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
-            return html_response(HTTPStatus.OK, self._page())
+            if path == "/":
+                told = self._told
+                self._told = Told() if told.good else told  # what was done is told once
+                return html_response(HTTPStatus.OK, front_page(self._content, self._key, told))
+        if path == RUN:
+            return (
+                self._change_run(fields)
+                if "do" in fields
+                else html_response(HTTPStatus.OK, self._run(fields))
+            )
+        return html_response(HTTPStatus.OK, self._folder(fields))
 
-    def _page(self) -> str:
-        offered = [("The scenes there", self._instead), *self._content.lists]
-        lists = "".join(self._list(title, entries) for title, entries in offered if entries)
-        told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
-        return Template(read_input(_TEMPLATE).decode()).substitute(
-            told=told + self._install_button(),
-            key=self._key,
-            lists=lists,
-            demo=html.escape(str(self._content.demo)),
-            folder=html.escape(str(self._content.folder)),
-        )
+    def _choose(self, fields: Mapping[str, str]) -> Response:
+        """Note what shall be opened, where nothing is being opened, and lead to the page that says so."""
+        if not self._opening:
+            self._check_key(fields)
+            self._opening = fields["open"]
+            self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
+        return _to_the_front("Opening.")  # a reload of the page shall not open it again
 
-    def _install_button(self) -> str:
-        if self._installs is None:
-            return ""
-        return (
-            f'<form action="/"><input type="hidden" name="key" value="{self._key}">'
-            '<input type="hidden" name="install" value="1">'
-            f'<button name="open" value="{html.escape(str(self._installs))}">Install it and go on</button>'
-            "</form>"
-        )
+    def _check_key(self, fields: Mapping[str, str]) -> None:
+        if not hmac.compare_digest(os.fsencode(fields.get("key", "")), self._key.encode()):
+            sentence = "This form is of an earlier start page. Please reload the page, and choose again."
+            raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
 
-    def _list(self, title: str, entries: Sequence[Entry]) -> str:
-        rows = "".join(
-            f'<button name="open" value="{html.escape(str(entry.path))}" class="entry">'
-            f'{html.escape(str(entry.path))} <span class="detail">{html.escape(entry.detail)}</span></button>'
-            for entry in entries
-        )
-        key = f'<input type="hidden" name="key" value="{self._key}">'
-        return f'<h2>{html.escape(title)}</h2><form action="/">{key}{rows}</form>'
+    def _run(self, fields: Mapping[str, str]) -> str:
+        """Return the page of a run; Refusal where it is none, or outside of what is shown."""
+        run_dir = self._run_dir(fields)
+        try:
+            return run_page(run_content(run_dir), self._key, why_to_keep(run_dir))
+        except (ValueError, OSError) as error:
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", html.escape(in_words(error)) + _BACK) from error
+
+    def _run_dir(self, fields: Mapping[str, str]) -> Path:
+        """Return the folder of a run that may be renamed and deleted: within bounds, and itself no link."""
+        asked = Path(os.path.abspath(self._content.folder / fields.get("folder", "")))
+        place = self._content.bounds.inside(asked)
+        if place is None or asked.is_symlink():
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", _NO_FOLDER)
+        return place
+
+    def _change_run(self, fields: Mapping[str, str]) -> Response:
+        """Rename or delete a run, and tell so on the front.
+
+        The server reads GET requests alone, so these are such, too. The key, which only this page's forms
+        have, keeps others from asking, and the way to the front keeps a reload from asking again.
+        """
+        self._check_key(fields)
+        run_dir = self._run_dir(fields)
+        try:
+            if fields["do"] == "delete":
+                delete_run(run_dir)
+                told, content = f"The run {run_dir.name} is deleted.", self._content.without(run_dir)
+            else:
+                new = rename_run(run_dir, fields.get("name", ""))
+                rename_recent(run_dir, new)
+                told = f"The run {run_dir.name} is called {new.name} now."
+                content = self._content.renamed(run_dir, new)
+        except ValueError as error:
+            with self._lock:
+                self._told = Told(as_sentence(in_words(error)))
+            return _to_the_front("It was not done.")
+        with self._lock:
+            self._content, self._told = content, Told(told, good=True)
+        return _to_the_front("It is done.")
+
+    def _thumbnail(self, name: str) -> Response:
+        """Answer with the picture of that name, or a plain one: the page never has a hole."""
+        with self._lock:
+            content, told = self._content, self._told
+        path = shown_by(name, self._key, content, told) if name.isascii() else None
+        if path is None:
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such picture.")
+        made = thumbnail_of(path)
+        if made is None:
+            return data_response(HTTPStatus.OK, "image/svg+xml", PLACEHOLDER)
+        return data_response(HTTPStatus.OK, "image/jpeg", made)
+
+    def _folder(self, fields: Mapping[str, str]) -> str:
+        """Return the page of a folder; Refusal, whether it is not there or outside of what is shown."""
+        bounds = self._content.bounds
+        folder = bounds.inside(Path(fields["folder"]) if "folder" in fields else self._content.folder)
+        if folder is None or not folder.is_dir():
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", _NO_FOLDER)
+        first = fields.get("from", "0")
+        try:
+            listing = list_folder(
+                folder, bounds, int(first[:9]) if first.isascii() and first.isdecimal() else 0
+            )
+        except OSError as error:
+            sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + _BACK
+            raise Refusal(HTTPStatus.FORBIDDEN, "path", sentence) from error
+        return folder_page(listing, bounds, self._key)
+
+
+def _to_the_front(sentence: str) -> Response:
+    response = page_response(HTTPStatus.SEE_OTHER, sentence)
+    response.headers["Location"] = "/"
+    return response
 
 
 def _quiet_logger() -> logging.Logger:

@@ -15,7 +15,7 @@ from typing import Any
 import viser
 from viser import _messages
 
-from splatstudio.gui.server.gate import STILL_HERE
+from splatstudio.gui.server.access import STILL_HERE
 
 _PAGE = Path(__file__).parent.parent / "page"
 

@@ -16,9 +16,10 @@ import viser
 from msgspec import structs
 
 from splatstudio.error_text import first_line
+from splatstudio.gui.amounts import size
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.theme import ACCENT, duration, size
+from splatstudio.gui.theme import ACCENT, duration
 from splatstudio.runtime import messages
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.runtime.supervisor import WorkerClient

@@ -25,11 +25,12 @@ from splatstudio.evaluation.lpips import short_notes
 from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.formats import format_to_write
+from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.lpips_weights import NETWORKS, LpipsWeights
-from splatstudio.gui.theme import ACCENT, note_html, size, table_html
+from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.models.model import run_folder_of
 from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd

@@ -12,9 +12,10 @@ import viser
 
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel
-from splatstudio.gui.theme import ACCENT, size, table_html
+from splatstudio.gui.theme import ACCENT, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
 from splatstudio.settings.setting import typed_output
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import viser
 
+from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.theme import counted, note_html
+from splatstudio.gui.theme import note_html
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore

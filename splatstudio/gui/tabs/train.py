@@ -11,6 +11,7 @@ import numpy as np
 import viser
 from viser import uplot
 
+from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Field, Page, Panel
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import Curve, History
@@ -20,7 +21,6 @@ from splatstudio.gui.theme import (
     GOOD,
     MUTED,
     TEST_COLOR,
-    counted,
     css,
     note_html,
     rgb_bytes,

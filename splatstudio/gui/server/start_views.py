@@ -1,0 +1,285 @@
+"""What the start page looks like: its front, and the folders of this machine. Without a script."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from string import Template
+from urllib.parse import urlencode
+
+from splatstudio.error_text import as_sentence
+from splatstudio.files.inputs import read_input
+from splatstudio.files.run_folder import LONGEST_NAME, RunContent
+from splatstudio.gui.amounts import counted, size
+from splatstudio.gui.server.folder_listing import (
+    MOST_NAMES,
+    MOST_SHOWN,
+    Bounds,
+    FolderEntry,
+    FolderListing,
+)
+
+_FOLDER = Path(__file__).parents[1] / "page"
+BROWSE = "/browse"
+THUMBNAIL = "/thumbnail"
+RUN = "/run"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What can be opened with one click."""
+
+    path: Path
+    detail: str = ""
+    is_run: bool = False  # can be renamed and deleted
+
+
+@dataclass(frozen=True)
+class StartContent:
+    """What the page offers: lists of entries under their titles, the demo, and where relative paths begin.
+
+    `named`: further folders that may be browsed, as the command or earlier ones were given them.
+    """
+
+    lists: Sequence[tuple[str, Sequence[Entry]]]
+    demo: Path
+    folder: Path
+    named: Sequence[Path] = ()
+
+    def without(self, run_dir: Path) -> StartContent:
+        """Return the same without a run that is there no more, and what lay in it."""
+        gone = run_dir.resolve()
+        kept = [
+            (title, [entry for entry in entries if not entry.path.resolve().is_relative_to(gone)])
+            for title, entries in self.lists
+        ]
+        return replace(self, lists=kept)
+
+    def renamed(self, run_dir: Path, new: Path) -> StartContent:
+        """Return the same with a run, and what lies in it, under its new name."""
+        old = run_dir.resolve()
+
+        def now(path: Path) -> Path:
+            place = path.resolve()
+            if place == old:
+                return path.with_name(new.name)  # a path that is relative stays so
+            return new / place.relative_to(old) if place.is_relative_to(old) else path
+
+        lists = [
+            (title, [replace(entry, path=now(entry.path)) for entry in entries])
+            for title, entries in self.lists
+        ]
+        return replace(self, lists=lists, named=[now(path) for path in self.named])
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return what may be browsed: from the folder where the command was started, and what was named."""
+        return Bounds.around((self.folder, *self.named))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the page says first: a sentence, what may have been meant, what can be installed for it."""
+
+    sentence: str = ""
+    instead: Sequence[Entry] = ()
+    installs_for: Path | None = None
+    good: bool = False  # it tells of what was done, not of what failed
+
+
+def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
+    """Return whose picture has this name on the page, None where none has."""
+    entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
+    names = [(entry.path, hmac.compare_digest(_thumbnail(entry, key), name)) for entry in entries]
+    return next((path for path, is_it in names if is_it), None)
+
+
+def front_page(content: StartContent, key: str, told: Told) -> str:
+    """Return the start page; `key` goes into its forms."""
+    offered = [("The scenes there", told.instead), *content.lists]
+    lists = "".join(_list(title, entries, key) for title, entries in offered if entries)
+    front = _template("start_front.html").substitute(
+        told=_sentence(told) + _install_button(told.installs_for, key),
+        key=key,
+        lists=lists,
+        demo=escape(str(content.demo)),
+        folder=escape(str(content.folder)),
+    )
+    return _page("splatstudio", front)
+
+
+def run_page(content: RunContent, key: str, reason: str | None) -> str:
+    """Return the page on which a run is renamed or deleted; with a `reason` it cannot be deleted."""
+    name = content.path.name
+    facts = [
+        ("Folder", str(content.path)),
+        ("Scene", "not known" if content.scene is None else str(content.scene)),
+    ]
+    facts.append(("Last saved step", "none" if content.step is None else f"{content.step:,}"))
+    held = size(content.num_bytes) if content.whole else f"more than {size(content.num_bytes)}"
+    facts.append(("Size", held))
+    for part, num, total in content.parts:
+        facts.append((f"{part}/", f"{counted(num, 'file')}, {size(total)}"))
+    rows = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(text)}</dd></div>" for what, text in facts)
+    given = f'{_key(key)}<input type="hidden" name="folder" value="{escape(str(content.path))}">'
+    rename = (
+        f'<h2><label for="name">Rename</label></h2><form action="{RUN}" class="field">{given}'
+        f'<input type="text" id="name" name="name" required maxlength="{LONGEST_NAME}" value="{escape(name)}"'
+        ' autocomplete="off" spellcheck="false"><button name="do" value="rename">Rename</button></form>'
+    )
+    if reason is not None:
+        delete = f'<p class="told">{escape(as_sentence(reason))}</p>'
+    else:
+        delete = (
+            "<p>All of the above goes, and cannot be brought back: models, scores, exports and renders in"
+            " this folder. The photographs stay, and so does all that lies elsewhere.</p>"
+            f'<form action="{RUN}" class="deeds">{given}<button name="do" value="delete" class="danger">'
+            "Delete this run</button></form>"
+        )
+    start = '<nav><a href="/">Start page</a></nav>'
+    told = f'{start}<h1>{escape(name)}</h1><p class="hint">A run</p><dl class="rows">{rows}</dl>'
+    return _page(f"{name} – splatstudio", f"{told}{rename}<h2>Delete</h2>{delete}")
+
+
+def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
+    """Return the page of one folder, with the way up and down, and buttons for what can be opened there."""
+    folder = listing.here.path
+    way = [f'<a href="{_browse(parent)}">{escape(_short(parent))}</a>' for parent in bounds.above(folder)]
+    way.append(escape(_short(folder)))
+    start = '<nav><a href="/">Start page</a></nav>'
+    head = f"<h1>{escape(folder.name or str(folder))}</h1>"
+    here = _here(listing, key)
+    entries = [_folder_row(entry, key) for entry in listing.entries]
+    rows = f'<ul class="rows">{"".join(entries)}</ul>' if entries else ""
+    where = f'<nav aria-label="Where this folder is">{" / ".join(way)}</nav>' if way[1:] else ""
+    return _page(f"{folder.name} – splatstudio", start + head + where + here + rows + _notes(listing))
+
+
+def _sentence(told: Told) -> str:
+    if not told.sentence:
+        return ""
+    kind = "told done" if told.good else "told"
+    return f'<p class="{kind}" role="alert">{escape(told.sentence)}</p>'
+
+
+def _page(title: str, content: str) -> str:
+    return _template("start.html").substitute(title=escape(title), content=content)
+
+
+def _template(name: str) -> Template:
+    return Template(read_input(_FOLDER / name).decode())
+
+
+def _list(title: str, entries: Sequence[Entry], key: str) -> str:
+    rows = "".join(_row(entry, key) for entry in entries)
+    return f'<h2>{escape(title)}</h2><form action="/">{_key(key)}<ul class="rows">{rows}</ul></form>'
+
+
+def _row(entry: Entry, key: str) -> str:
+    path = escape(str(entry.path))
+    picture = f'<img src="{THUMBNAIL}?of={_thumbnail(entry, key)}" alt="" loading="lazy">'
+    detail = f'<span class="detail">{escape(entry.detail)}</span>'
+    button = f'<button name="open" value="{path}" class="entry">{path} {detail}</button>'
+    return f'<li class="row">{picture}{button}{_more(entry.path) if entry.is_run else ""}</li>'
+
+
+def _thumbnail(entry: Entry, key: str) -> str:
+    """Return the name of an entry's picture, which tells no path, and which other pages cannot guess."""
+    return hmac.new(key.encode(), os.fsencode(entry.path), hashlib.sha256).hexdigest()[:32]
+
+
+def _install_button(path: Path | None, key: str) -> str:
+    if path is None:
+        return ""
+    return (
+        f'<form action="/">{_key(key)}<input type="hidden" name="install" value="1">'
+        f'<button name="open" value="{escape(str(path))}">Install it and go on</button></form>'
+    )
+
+
+def _here(listing: FolderListing, key: str) -> str:
+    """Return what the folder itself is, with its buttons, where it can be opened."""
+    here = listing.here
+    if not here.can_open:
+        return ""
+    words = (
+        f'<div class="what">This folder: {here.kind} <span class="detail">{escape(here.detail)}</span></div>'
+    )
+    row = f'<div class="rows"><div class="row">{words}{_deeds(here, key)}</div></div>'
+    return row + ("<h2>In it</h2>" if listing.entries else "")
+
+
+def _folder_row(entry: FolderEntry, key: str) -> str:
+    name = escape(entry.path.name)
+    if entry.is_folder:
+        name = f'<a href="{_browse(entry.path)}">{name}</a>'
+    kind = f'<span class="kind">{entry.kind}</span>'
+    what = f'<div class="what">{name}<span class="detail">{escape(entry.detail)}</span></div>'
+    return f'<li class="row">{kind}{what}{_deeds(entry, key)}</li>'
+
+
+def _deeds(entry: FolderEntry, key: str) -> str:
+    if not entry.can_open:
+        return ""
+    named = f'aria-label="{{}} {escape(entry.path.name)}"'
+    buttons = f"<button {named.format('Open')}>Open</button>"
+    if entry.can_train:
+        train = f'name="train" value="1" {named.format("Start training of")}'
+        buttons += f'<button class="first" {train}>Start training</button>'
+    path = f'<input type="hidden" name="open" value="{escape(str(entry.path))}">'
+    more = _more(entry.path) if entry.kind == "Run" else ""
+    return f'<form action="/" class="deeds">{_key(key)}{path}{buttons}{more}</form>'
+
+
+def _more(run_dir: Path) -> str:
+    """Return the way to the page on which a run is renamed or deleted."""
+    address = escape(f"{RUN}?{urlencode({'folder': str(run_dir)}, errors='surrogateescape')}")
+    name = escape(f"Rename or delete {run_dir.name}")
+    return f'<a class="more" href="{address}" aria-label="{name}">Rename or delete</a>'
+
+
+def _notes(listing: FolderListing) -> str:
+    notes = list[str]()
+    shown, folder = len(listing.entries), listing.here.path
+    if not shown:
+        notes.append(
+            "Nothing else here can be opened." if listing.here.can_open else "Nothing can be opened here."
+        )
+    if listing.num_pictures > 1:
+        notes.append(
+            f"{listing.num_pictures:,} pictures lie here too; the folder is opened, not one of them."
+        )
+    if listing.num_unnamed == 1:
+        notes.append("One entry has a name that is no text, and is left out.")
+    elif listing.num_unnamed:
+        notes.append(f"{listing.num_unnamed:,} entries have names that are no text, and are left out.")
+    if listing.cut:
+        notes.append(f"The folder has more than {MOST_NAMES:,} entries: the others are not looked at.")
+    ways = list[str]()
+    if shown < listing.total:
+        last = listing.first + shown
+        notes.append(f"These are {listing.first + 1:,} to {last:,} of {listing.total:,} entries.")
+        if listing.first:
+            ways.append(f'<a href="{_browse(folder, listing.first - MOST_SHOWN)}">Those before</a>')
+        if last < listing.total:
+            ways.append(f'<a href="{_browse(folder, last)}">Those after</a>')
+    paragraphs = "".join(f'<p class="hint">{note}</p>' for note in notes)
+    return paragraphs + (f"<nav>{' · '.join(ways)}</nav>" if ways else "")
+
+
+def _browse(folder: Path, first: int = 0) -> str:
+    asked = {"folder": str(folder)} | ({"from": str(first)} if first > 0 else {})
+    return escape(f"{BROWSE}?{urlencode(asked, errors='surrogateescape')}")
+
+
+def _short(folder: Path) -> str:
+    return folder.name or str(folder)
+
+
+def _key(key: str) -> str:
+    return f'<input type="hidden" name="key" value="{key}">'

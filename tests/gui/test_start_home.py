@@ -1,0 +1,118 @@
+"""From the start page to the studio and back again, at one address, and what becomes of a training."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from gate_client import get
+from start_visitor import ANY_PORT, Visitor
+from started_programs import start_program
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.cli import start
+from splatstudio.gui.dock import HomeBar
+from splatstudio.gui.panel import Page
+from splatstudio.gui.server.access import STILL_HERE
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_views import StartContent
+from splatstudio.training.device_options import AS_FOUND
+
+
+def press(bar: HomeBar, label: str) -> None:
+    """Press a button of the bar that is to be seen."""
+    bar.refresh()
+    (handle,) = (
+        handle for handle, *_ in bar._kept if getattr(handle, "label", None) == label and handle.visible
+    )
+    for callback in tuple(handle._impl.update_cb):
+        callback(SimpleNamespace(client=SimpleNamespace(client_id=1), client_id=1, target=handle))
+    bar.refresh()
+
+
+def test_nobody_is_asked_where_nothing_trains(page: Page) -> None:
+    cast(Any, page.controller).unsaved = cast(Any, page.controller).can_order = False
+    went: list[bool] = []
+    press(HomeBar(page, lambda: went.append(True), lambda: True), "Start page")
+    assert went == [True]
+
+
+def test_a_training_is_ended_only_by_who_says_so(page: Page) -> None:
+    cast(Any, page.controller).unsaved, cast(Any, page.controller).can_order = False, True
+    went: list[bool] = []
+    bar = HomeBar(page, lambda: went.append(True), lambda: True)
+    press(bar, "Start page")
+    press(bar, "Stay here")
+    assert went == []
+    press(bar, "Start page")
+    press(bar, "Save and go to the start page")
+    assert went == [True]
+
+
+def test_the_next_studio_comes_at_the_same_address_and_its_run_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, offered, asked = object(), list[bool](), list[dict[str, Any]]()
+    studio = SimpleNamespace(offer_home=lambda: offered.append(True))
+    ends = iter([address, address, None])
+
+    def choice(listen: object, **words: Any) -> object:
+        assert listen is address
+        asked.append(words)
+        return studio
+
+    monkeypatch.setattr(start, "run_until_closed", lambda studio, devices: next(ends))
+    monkeypatch.setattr(start, "studio_of_choice", choice)
+    start.run_with_start_page(cast(Any, studio), {"run_dir": Path("runs/one"), "devices": AS_FOUND})
+    assert len(asked) == 2 and len(offered) == 3
+    assert all(words["run_dir"] is None and words["browser"] is words["train"] is False for words in asked)
+
+
+def test_a_page_of_the_studio_before_is_told_to_load_this_one(tmp_path: Path) -> None:
+    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    try:
+        assert get(page.port, STILL_HERE)[0] == 403
+        assert Visitor(page).get(STILL_HERE) == (205, "")
+    finally:
+        page.close()
+
+
+@PAGE_TEST[0]
+@PAGE_TEST[1]
+def test_a_browser_goes_to_the_studio_and_home_while_it_trains(
+    browser: Any, blob_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(blob_folder, tmp_path / "scans" / "blobs")
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
+    words = ("--no-browser", "--port", "0", "--sh-degree", "1", "--steps", "100000")
+    process = start_program("-m", "splatstudio", "open", *words, cwd=tmp_path, env=env)
+    tab = browser.new_page()
+    tab.set_default_timeout(1000 * TIMEOUT)
+    try:
+        while (found := re.search(r"http://\S+/\?token=\S+", line := process.stdout.readline())) is None:
+            assert line, "it ended"
+        tab.goto(found[0])
+        tab.get_by_role("link", name="Browse this folder").click()
+        tab.get_by_role("link", name="scans").click()
+        tab.get_by_role("button", name="Start training of blobs").click()
+        tab.wait_for_selector(CANVAS)
+        tab.wait_for_function(
+            """parseInt(document.querySelector('[data-splatstudio="step"]')?.textContent) > 0"""
+        )
+        tab.get_by_role("button", name="Start page", exact=True).click()
+        tab.get_by_role("button", name="Save and go to the start page", exact=True).click()
+        row = tab.locator("button.entry").filter(has_text="runs/blobs")
+        row.wait_for()
+        assert newest_checkpoint(tmp_path / "runs" / "blobs") is not None, "it is saved"
+        row.click()
+        tab.wait_for_selector(CANVAS)
+    finally:
+        tab.close()
+        process.terminate()
+        process.wait(120)

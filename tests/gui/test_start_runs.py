@@ -1,0 +1,147 @@
+"""Runs are renamed and deleted on the start page: by who sees the page alone, and after being asked."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gate_client import get
+from start_visitor import ANY_PORT, Visitor
+
+from splatstudio.cli.start import start_content
+from splatstudio.files.recent import recent_paths, remember
+from splatstudio.files.run import Run, RunLock
+from splatstudio.gui.server.start_page import StartPage
+from splatstudio.settings.config import TrainConfig
+
+
+@pytest.fixture
+def folder(tmp_path: Path, own_list: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the command was started, with two runs, one of which was opened before."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    (home / "photos").mkdir()
+    for name in ("one", "two"):
+        Run.create(home / "runs" / name, home / "photos", TrainConfig())
+    (home / "runs" / "one" / "ckpts" / "step_00012000").mkdir(parents=True)
+    assert remember(home / "runs" / "one" / "ckpts" / "step_00012000") == ""
+    return home
+
+
+@pytest.fixture
+def page(folder: Path) -> Iterator[StartPage]:
+    made = StartPage(ANY_PORT, start_content())
+    yield made
+    made.close()
+
+
+def offered(visitor: Visitor) -> set[str]:
+    found = re.findall(r'<button name="open" value="([^"]+)" class="entry">', visitor.get()[1])
+    return {Path(html.unescape(path)).name for path in found} - {"demo"}
+
+
+def test_deleting_asks_once_and_says_what_goes(page: StartPage, folder: Path) -> None:
+    visitor = Visitor(page)
+    front = visitor.get()[1]
+    ways = [html.unescape(way) for way in re.findall(r'href="(/run[^"]*)"', front)]
+    way = next(way for way in ways if way.endswith("one"))
+    status, asked = visitor.get(way)
+    assert status == 200 and (folder / "runs" / "one").exists(), "the first click deletes nothing"
+    for told in ("12,000", "photographs stay", str(folder / "photos"), "Delete this run", ">Size<"):
+        assert told in asked, told
+    assert visitor.ask("/run", do="delete", key=visitor.key, folder=str(folder / "runs/one"))[0] == 303
+    assert not (folder / "runs" / "one").exists() and (folder / "photos").exists()
+    assert offered(visitor) == {"two"}
+    assert visitor.ask("/run", do="delete", key=visitor.key, folder=str(folder / "runs/one"))[0] == 404
+
+
+def test_what_was_done_is_told_once(page: StartPage, folder: Path) -> None:
+    visitor = Visitor(page)
+    assert visitor.ask("/run", do="delete", key=visitor.key, folder="runs/two")[0] == 303
+    assert "The run two is deleted." in visitor.get()[1]
+    assert "The run two is deleted." not in visitor.get()[1]
+
+
+def test_a_renamed_run_is_offered_under_its_new_name(page: StartPage, folder: Path) -> None:
+    visitor = Visitor(page)
+    asked = {"do": "rename", "key": visitor.key, "folder": str(folder / "runs" / "one")}
+    assert visitor.ask("/run", **asked, name="two")[0] == 303
+    assert "There is a two beside one already" in visitor.get()[1]
+    assert visitor.ask("/run", **asked, name="<b>first")[0] == 303
+    assert "cannot be the name of a run" in visitor.get()[1]
+    assert visitor.ask("/run", **asked, name="first & best")[0] == 303
+    text = visitor.get()[1]
+    assert "The run one is called first &amp; best now." in text
+    assert offered(visitor) >= {"two", "first & best"} and (folder / "runs" / "first & best").is_dir()
+    assert recent_paths() == (folder / "runs" / "first & best" / "ckpts" / "step_00012000",)
+
+
+def test_a_run_that_is_trained_stays(page: StartPage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatstudio.files.run.PATIENCE_SECONDS", 0.0)
+    visitor, lock = Visitor(page), RunLock(folder / "runs" / "two")
+    for deed in ("delete", "rename"):
+        assert visitor.ask("/run", do=deed, name="x", key=visitor.key, folder="runs/two")[0] == 303
+        assert "is being trained by process" in visitor.get()[1]
+    lock.release()
+    assert (folder / "runs" / "two" / "run.json").exists()
+
+
+def test_a_run_with_other_files_says_why_it_stays(page: StartPage, folder: Path) -> None:
+    (folder / "runs" / "two" / "notes.txt").write_text("mine")
+    visitor = Visitor(page)
+    text = visitor.ask("/run", folder="runs/two")[1]
+    assert "holds what no run writes (notes.txt)" in text and "Delete this run" not in text
+    assert visitor.ask("/run", do="delete", key=visitor.key, folder="runs/two")[0] == 303
+    assert (folder / "runs" / "two" / "notes.txt").exists()
+
+
+def test_who_lacks_the_key_or_the_secret_changes_nothing(page: StartPage, folder: Path) -> None:
+    visitor = Visitor(page)
+    deed = "/run?do=delete&folder=runs/one"
+    assert visitor.get(deed)[0] == 403
+    assert visitor.get(f"{deed}&key=wrong", Origin=f"http://localhost:{page.port}")[0] == 403
+    key = visitor.key
+    for status, headers in (
+        (403, {}),
+        (403, {"Cookie": visitor.cookie, "Origin": "http://evil.example"}),
+        (421, {"Cookie": visitor.cookie, "Host": "evil.example"}),
+    ):
+        answer = get(page.port, f"{deed}&key={key}", **headers)
+        assert answer[0] == status and "default-src 'none'" in answer[1]["content-security-policy"]
+        assert get(page.port, "/run?folder=runs/one", **headers)[0] == status
+    assert (folder / "runs" / "one" / "run.json").exists()
+
+
+def test_only_runs_within_bounds_and_no_links_are_changed(page: StartPage, folder: Path) -> None:
+    outside = Run.create(folder.parent / "outside", folder, TrainConfig()).path
+    (folder / "runs" / "link").symlink_to(outside)
+    (folder / "runs" / "near").symlink_to(folder / "runs" / "one")
+    visitor = Visitor(page)
+    for path in (
+        outside,
+        "runs/link",
+        "runs/near",
+        "runs/../../outside",
+        "photos",
+        "",
+        "/",
+        "a\0b",
+        "runs/none",
+    ):
+        assert visitor.ask("/run", folder=str(path))[0] == 404, path
+        for deed in ("delete", "rename"):
+            visitor.ask("/run", do=deed, name="taken", key=visitor.key, folder=str(path))
+    assert (outside / "run.json").exists() and (folder / "photos").is_dir()
+    assert {path.name for path in (folder / "runs").iterdir()} == {"one", "two", "link", "near"}
+
+
+def test_nothing_is_changed_while_something_is_being_opened(page: StartPage, folder: Path) -> None:
+    visitor = Visitor(page)
+    key = visitor.key
+    visitor.choose(open="runs/one")
+    assert "Opening" in visitor.ask("/run", do="delete", key=key, folder="runs/one")[1]
+    assert (folder / "runs" / "one").exists()

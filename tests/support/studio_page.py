@@ -65,8 +65,8 @@ CLOSE_NOTICES = """async () => {
 # For the tests of the page: a build server must not pass by leaving the browser away.
 PAGE_TEST = [
     pytest.mark.gui,
-    pytest.mark.timeout(900),  # a browser without a GPU beside other work
     pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine"),
+    pytest.mark.timeout(900),  # a browser without a GPU beside other work
 ]
 
 

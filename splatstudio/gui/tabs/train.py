@@ -483,7 +483,7 @@ class Setup(Panel):
                     hint="Settings tuned for one goal; each of them can still be changed.",
                 ),
                 lambda _: self._preset,
-                self.controller.choose_preset,
+                lambda name: self.controller.choose_preset(name),
             )
             self._description = gui.add_html("")
             more = "More can be added when they are done."

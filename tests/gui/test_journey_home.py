@@ -1,0 +1,55 @@
+"""From the start page to the studio and back again in a real browser, at one address."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from started_programs import start_program
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+
+pytestmark = PAGE_TEST
+
+
+def test_a_browser_goes_to_the_studio_and_home_while_it_trains(
+    browser: Any, blob_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(blob_folder, tmp_path / "scans" / "blobs")
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
+    words = ("--no-browser", "--port", "0", "--sh-degree", "1", "--steps", "100000")
+    process = start_program("-m", "splatstudio", "open", *words, cwd=tmp_path, env=env)
+    tab = browser.new_page()
+    tab.set_default_timeout(1000 * TIMEOUT)
+
+    def button(name: str) -> Any:
+        return tab.get_by_role("button", name=name, exact=True)
+
+    try:
+        while (found := re.search(r"http://\S+/\?token=\S+", line := process.stdout.readline())) is None:
+            assert line, "it ended"
+        tab.goto(found[0])
+        tab.get_by_role("link", name="Browse this folder").click()
+        tab.get_by_role("link", name="scans").click()
+        tab.get_by_role("button", name="Start training of blobs").click()
+        tab.wait_for_selector(CANVAS)
+        tab.wait_for_function(
+            """parseInt(document.querySelector('[data-splatstudio="step"]')?.textContent) > 0"""
+        )
+        button("Start page").click()
+        button("Stay here").click()
+        button("Start page").click()
+        button("Save and go to the start page").click()
+        row = tab.locator("button.entry").filter(has_text="runs/blobs")
+        row.wait_for()
+        assert newest_checkpoint(tmp_path / "runs" / "blobs") is not None, "it is saved"
+        row.click()
+        tab.wait_for_selector(CANVAS)
+    finally:
+        tab.close()
+        process.terminate()
+        process.wait(120)

@@ -135,10 +135,11 @@ sanitize: setup
 	  tests/kernels/test_oracle.py tests/optimization/test_view_gradients.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
 	  tests/kernels/test_mcmc_kernels.py
 
-# Every reader of files and messages against damaged ones, for ten minutes; what a defect needs is left in build/fuzz.
+# Every reader of files and messages against damaged ones, for ten minutes, others each time unless FUZZ_SEED says which;
+# what a defect needs is left in build/fuzz.
 FUZZ_MINUTES := 10
 fuzz: setup
-	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES) || \
+	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)) || \
 	  { tail -n 30 build/fuzz/native.txt; cat build/fuzz/last.txt; exit 1; }
 
 # The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, a search for races, random

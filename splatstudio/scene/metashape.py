@@ -33,9 +33,10 @@ def read_metashape(path: Path) -> PosedFrames:
 
     Raises ValueError for a damaged file and for sensors that cannot be undistorted, as of panoramas.
     """
+    content = read_file(path, "the file")
     try:
-        root = ElementTree.fromstring(read_file(path, "the file"))
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the others: of an unknown encoding
         raise ValueError(f"{path} is not valid XML: {error}; export it again") from error
     chunk = root.find("chunk")
     if chunk is None:

@@ -125,6 +125,7 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
     "shot": ("OpenSfM", RECONSTRUCTION, '"rotation": [', '"rotation": [9, ', "rotation that is not 3 num"),
     "huge": ("OpenSfM", RECONSTRUCTION, '"k1": 0.0', f'"k1": 1{400 * "0"}', "which is not a number"),
     "cut": ("Metashape", XML, "</document>", "", "is not valid XML"),
+    "encoding": ("Metashape", XML, "UTF-8", "UTkF-8", "is not valid XML: unknown encoding"),
     "sensor": ("Metashape", XML, 'sensor_id="0"', 'sensor_id="7"', "a sensor that the file does not hold"),
     "cylinder": ("Metashape", XML, 'type="frame"', 'type="cylindrical"', "'cylindrical', which is not"),
     "skew": ("Metashape", XML, "<cx>", "<b2>9</b2><cx>", "skewed pixels"),

@@ -18,7 +18,7 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.project import Project
+from splatstudio.gui.state.project import LIMIT, Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
@@ -206,7 +206,8 @@ class TimeBar(Panel):
             controller.take_plan("fast", plan.settings)
             self._full = full
             return
-        names = differing(controller.project.config, self._full.config)
+        # What fits is found anew, as from the limit that was asked for.
+        names = {*differing(controller.project.config, self._full.config)} - {LIMIT}
         values = {name: value_of(self._full.config, name) for name in names}
         controller.take_plan(self._full.preset or nearest_preset(self._full.config).name, values)
         self._full = None

@@ -27,6 +27,8 @@ from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import SPARE, plan_memory, sizes_of
 from splatstudio.training.time_plan import StepTimes
 
 
@@ -190,3 +192,20 @@ def test_a_short_training_is_told_its_time_and_no_other(
     bar, controller = time_bar(page, blob_scene, replace(TrainConfig(), steps=2000), monkeypatch)
     assert "Takes about" in bar._kept[0][0].content and not bar._kept[-1][0].visible
     assert controller.project.config.steps == 2000
+
+
+def test_a_plan_that_was_made_to_fit_leaves_no_limit_behind(
+    page: Page, large: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, controller = time_bar(page, large, TrainConfig(), monkeypatch)
+    button, short = bar._kept[-1][0], controller.project.config
+    as_user(button, True)
+    asked = controller.project.fit
+    plan = plan_memory(short, sizes_of(large.resized(short.downscale)), controller.project.devices)
+    with monkeypatch.context() as little:
+        little.setattr(memory_plan, "free_bytes", lambda _: int(plan.bytes_for(20_000) / SPARE))
+        as_user(button, True)
+    assert controller.project.config.densify.max_gaussians < 25_000, "as many as fit"
+    as_user(button, True)
+    assert controller.project.config == TrainConfig()
+    assert controller.project.fit.options == asked.options, "nobody has asked for a limit"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -222,13 +224,28 @@ class Page:
 
 
 def when_user(handle: Any, action: Callable[[viser.ClientHandle, Any], object]) -> None:
-    """Call `action` with the browser and the value when a user, not the program, changes a control."""
+    """Call `action` with the browser and the value when a user, not the program, changes a control.
+
+    Each value is taken as it arrives: until a thread of viser's pool gets to it, the program may have given
+    the control another one. Values are handled in their order; a button may be pressed again while what it
+    does is not done.
+    """
+    given: deque[tuple[viser.ClientHandle, Any]] = deque()
+    is_button = hasattr(handle, "on_click")
+    in_turn = nullcontext() if is_button else threading.Lock()
+
+    async def note(event: viser.GuiEvent) -> None:
+        if event.client is not None:
+            given.append((event.client, event.target.value))
 
     def update(event: viser.GuiEvent) -> None:
         if event.client is not None:
-            action(event.client, event.target.value)
+            with in_turn:
+                action(*given.popleft())
 
-    (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(update)
+    listen = handle.on_click if is_button else handle.on_update
+    listen(note)  # a coroutine: called by the loop that has just set the value
+    listen(update)
 
 
 class Field:

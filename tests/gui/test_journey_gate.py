@@ -12,7 +12,7 @@ import pytest
 import viser
 from gate_client import TOKEN, wait
 from gui_parts import TIMEOUT
-from studio_page import CANVAS, PAGE_TEST
+from studio_page import CANVAS, CLOSE_NOTICES, PAGE_TEST, press_on_the_scene
 
 from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.gate import GatedServer, open_server
@@ -89,9 +89,9 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     (client,) = gated.server.get_clients().values()
     before = client.camera.position.copy()
     page.locator(CANVAS).wait_for()
-    page.mouse.move(200, 250)
-    page.mouse.down()
-    page.mouse.move(280, 280, steps=8)
+    page.evaluate(CLOSE_NOTICES)  # they lie over the scene, and one more comes for the upload
+    press_on_the_scene(page, 400, 350)
+    page.mouse.move(480, 380, steps=8)
     page.mouse.up()
     wait(lambda: (client.camera.position != before).any())
     assert dict(gated.gate.refused) == {}, "the page says something that the gate does not let through"

@@ -150,15 +150,19 @@ def change_keyframes(screen: Screen) -> None:
     screen.wait(lambda: screen.draft.path.keyframes[1] is keys[2], "the last one comes earlier")
     screen.seen("Later").click()
     screen.wait(lambda: screen.draft.path.keyframes[2] is keys[2], "and goes back")
+    shown, duration = screen.field("Duration (s)"), screen.draft.path.duration
+
+    def shows_the_duration() -> bool:
+        return float(shown.input_value()) == round(screen.draft.path.duration, 3)
+
+    # The page shows each change before the next: what is still on its way would be drawn over what is typed.
     screen.button("Delete").click()
     screen.wait(lambda: num_keyframes(screen) == 2, "it is deleted")
+    assert screen.draft.path.duration < duration
+    screen.wait(shows_the_duration, "the page shows what is left")
     screen.button("Undo").click()
     screen.wait(lambda: num_keyframes(screen) == 3, "that is taken back")
-    # The page shows what it was before the deletion, which is what is typed now.
-    shown, duration = screen.field("Duration (s)"), screen.draft.path.duration
-    screen.wait(
-        lambda: float(shown.input_value().split()[0]) == round(duration, 3), "the page shows all of it"
-    )
+    screen.wait(shows_the_duration, "the page shows all of it")
     screen.enter("Duration (s)", "2")
     screen.wait(lambda: screen.draft.path.duration == 2.0 != duration, "all times are scaled")
     screen.button("Go to").click()

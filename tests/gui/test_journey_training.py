@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from blob_models import NUM_VIEWS
 from gui_parts import TIMEOUT
-from studio_page import CANVAS, PAGE_TEST, Screen, likeness
+from studio_page import CANVAS, PAGE_TEST, Screen, likeness, press_on_the_scene
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
@@ -94,8 +94,7 @@ def click_on_a_camera(screen: Screen) -> None:
     x, y = x + box["x"], y + box["y"]
     screen.page.mouse.move(x + 2, y)
     time.sleep(0.3)
-    screen.page.mouse.move(x, y)
-    screen.page.mouse.down()
+    press_on_the_scene(screen.page, x, y)
     time.sleep(0.1)
     screen.page.mouse.up()
     wanted = scene.cameras[index]

@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 from gui_parts import MANY
-from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen, press_on_the_scene
 
 from splatstudio.cameras.camera import look_at
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
@@ -165,13 +165,13 @@ def drag_the_divider(screen: Screen, place: CanvasPlace, start: float, end: floa
     scale = box["width"] / place.canvas_width
     height = box["y"] + box["height"] / 2
     first, last = (box["x"] + scale * (place.left + share * place.width) for share in (start, end))
-    mouse = screen.page.mouse
-    mouse.move(first, height)
-    mouse.down()
+    mouse, field = screen.page.mouse, screen.field("Photo | model")
+    press_on_the_scene(screen.page, first, height)
     mouse.move(last, height, steps=8)
     mouse.up()
-    value = screen.field("Photo | model").input_value()
-    assert abs(float(value) - end) < 0.011, value
+    screen.wait(
+        lambda: abs(float(field.input_value()) - end) < 0.011, lambda: f"{end}: {field.input_value()}"
+    )
 
 
 def photos_are_sorted_by_error(screen: Screen) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -141,6 +142,23 @@ def test_a_field_keeps_what_a_user_is_about_to_give(server: viser.ViserServer) -
     values["shown"] = 5
     field.refresh()
     assert taken == [8] and field.handle.value == 5
+
+
+def test_what_a_user_gave_is_taken_even_when_the_program_changes_the_control_meanwhile(
+    server: viser.ViserServer,
+) -> None:
+    values, taken = {"shown": 3}, []
+    field = Field(server.gui.add_number("Duration", 1), lambda: values["shown"], taken.append)
+    note, update = field.handle._impl.update_cb
+    event: Any = SimpleNamespace(client=SimpleNamespace(client_id=1), client_id=1, target=field.handle)
+    for typed in (2, 25):
+        field.handle._impl.value = typed
+        asyncio.run(cast(Any, note(event)))
+    field.refresh()  # before a thread of the pool has come to it
+    assert field.handle.value == 3
+    update(event)
+    update(event)
+    assert taken == [2, 25]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from gate_client import get
+from gui_parts import as_user
 from start_visitor import ANY_PORT, Visitor
 
 from splatstudio.cli import start
@@ -25,8 +26,7 @@ def press(bar: HomeBar, label: str) -> None:
     (handle,) = (
         handle for handle, *_ in bar._kept if getattr(handle, "label", None) == label and handle.visible
     )
-    for callback in tuple(handle._impl.update_cb):
-        callback(SimpleNamespace(client=SimpleNamespace(client_id=1), client_id=1, target=handle))
+    as_user(handle, handle.value)
     bar.refresh()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +126,8 @@ def as_user(handle: Any, value: Any) -> None:
     handle._impl.value = value
     event = SimpleNamespace(client=SimpleNamespace(client_id=1), client_id=1, target=handle)
     for callback in tuple(handle._impl.update_cb):
-        callback(event)
+        if (waiting := callback(event)) is not None:
+            asyncio.run(waiting)
 
 
 def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:

@@ -62,6 +62,9 @@ CLOSE_NOTICES = """async () => {
   }
 }"""
 
+# Whether a place of the window shows the scene: a notice, for one, may lie over it.
+SHOWS_THE_SCENE = """([x, y]) => document.elementFromPoint(x, y)?.matches("canvas[data-engine]")"""
+
 # For the tests of the page: a build server must not pass by leaving the browser away.
 PAGE_TEST = [
     pytest.mark.gui,
@@ -80,6 +83,13 @@ def browser() -> Iterator[Any]:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield chromium
         chromium.close()
+
+
+def press_on_the_scene(page: Any, x: float, y: float) -> None:
+    """Press the left mouse button where the scene is seen, px in the window, once it is seen there."""
+    page.wait_for_function(SHOWS_THE_SCENE, arg=[x, y])
+    page.mouse.move(x, y)
+    page.mouse.down()
 
 
 @dataclass
@@ -126,9 +136,17 @@ class Screen:
         return self.page.locator(row).locator("visible=true").first
 
     def enter(self, label: str, text: str) -> None:
-        """Type into the field of this label."""
-        self.field(label).fill(text)
-        self.field(label).press("Tab")
+        """Type into the field of this label, and see that it stands there."""
+        field = self.field(label)
+
+        def stands_there() -> bool:
+            # Playwright selects what is there and types then: a field that is drawn anew in between loses
+            # the selection, and has what was typed behind what it shows.
+            field.fill(text)
+            return field.input_value() == text
+
+        self.wait(stands_there, lambda: f"{text} in {label}, which has {field.input_value()}")
+        field.press("Tab")
 
     def panel(self, kind: type[P]) -> P:
         """Return the studio's only panel of a kind."""
@@ -232,8 +250,7 @@ class Screen:
         """Turn the camera with the left mouse button."""
         box = self.page.locator(CANVAS).bounding_box()
         x, y = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
-        self.page.mouse.move(x, y)
-        self.page.mouse.down()
+        press_on_the_scene(self.page, x, y)
         for i in range(1, moves + 1):
             self.page.mouse.move(x + i * pixels // moves, y)
             time.sleep(0.03)

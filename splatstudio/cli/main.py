@@ -257,6 +257,7 @@ def eval_(
         part.merge,
         against.test_images,
         against.images,
+        part.strict,
     )
     scored = evaluate_with_progress(task, measures)
     if not json:

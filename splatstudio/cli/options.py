@@ -52,15 +52,19 @@ class PartChoice:
     Args:
         merge: Merge the part with the others before.
         alone: Judge the part alone, although it is not the scene.
+        strict: Refuse a file with splats that would be left out, as a value of them is not finite.
     """
 
     merge: bool = False
     alone: bool = False
+    strict: bool = False
 
     def check(self, path: Path) -> None:
         """Raise ValueError, which says what to do, where the path is a part and nothing was chosen."""
         if self.merge and self.alone:
             raise ValueError("--merge judges the whole model and --alone one part of it: omit one")
+        if self.merge and self.strict:
+            raise ValueError("--strict is for one file, and --merge joins several: omit one")
         if self.merge or self.alone:
             return
         from splatstudio.checkpoints.rank_parts import part_of
@@ -132,6 +136,7 @@ class Route:
         spiral: Wind through the room that the photographs' cameras took.
         scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
         images: The scene's folder of photographs, where it is another one.
+        strict: Refuse a file with splats that would be left out, as a value of them is not finite.
     """
 
     path: Path | None = None
@@ -140,6 +145,7 @@ class Route:
     spiral: bool = False
     scene: Path | None = None
     images: str = ""
+    strict: bool = False
 
     def check(self) -> None:
         """Raise ValueError unless just one way is chosen."""

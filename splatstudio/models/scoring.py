@@ -51,6 +51,7 @@ class EvaluationTask:
     merge: bool = False  # join the parts of a model before
     test_images: tuple[str, ...] = ()  # those to compare with; none: as in the training
     images: str = ""  # the scene's folder of photographs, where it is another one than in the training
+    strict: bool = False  # refuse a file with splats that would be left out
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def evaluate_task(
         part = part_of(task.path)
         model = merge(task.path if part is None else [part.path, *part.others])
     else:
-        model = load_model(task.path)
+        model = load_model(task.path, strict=task.strict)
     origin = origin_of(task.path)
     against = _against(task, origin)
     files = _files_read(task, origin)

@@ -136,7 +136,7 @@ def test_what_nerfstudio_left_that_cannot_be_used_is_told(tmp_path: Path) -> Non
 
 
 def test_a_model_with_splats_to_leave_out_is_refused_where_strict_is_asked_for(
-    tmp_path: Path, command: CommandLine
+    tmp_path: Path, blob_folder: Path, command: CommandLine
 ) -> None:
     made = model(9, 1)
     write_gaussians(tmp_path / "a.splat", made)
@@ -147,10 +147,14 @@ def test_a_model_with_splats_to_leave_out_is_refused_where_strict_is_asked_for(
     for arguments in (
         ("info", tmp_path / "a.splat"),
         ("export", tmp_path / "a.splat", "-o", tmp_path / "b.ply"),
+        ("render", tmp_path / "a.splat", "--orbit", "-o", tmp_path / "b.mp4"),
+        ("eval", tmp_path / "a.splat", "--scene", blob_folder),
     ):
         code, told = command(*arguments, "--strict")
         assert code != 0 and "is refused: 1 of its splats have a value that is not finite" in told
-    assert not (tmp_path / "b.ply").exists()
+    assert not list(tmp_path.glob("b.*"))
+    code, told = command("eval", tmp_path / "a.splat", "--scene", blob_folder, "--strict", "--merge")
+    assert code != 0 and "omit one" in told
 
 
 def test_a_meta_json_is_opened_by_its_name(tmp_path: Path) -> None:

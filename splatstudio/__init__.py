@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 # loaded, so it has no effect where torch was imported before, and a setting of the user's stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Intel's library computes exp, sqrt and the products of matrices in other ways on each kind of processor, and
+# by threads: of one seed came other models. This way it does all of it alike; a training asks little of it.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+
 if TYPE_CHECKING:
     from splatstudio.api import render, train
     from splatstudio.gui.render_function import show

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from splatstudio.cli.options import ScoreFiles
+from splatstudio.cli.options import ScoreFiles, Scores
 from splatstudio.cli.terminal import console, count_progress, print_evaluation, print_scores
 from splatstudio.evaluation.evaluate import SCORES, Evaluation, Measures, measures_for
 from splatstudio.evaluation.lpips import fetch_lpips
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 
 
-def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -> Measures:
+def measures_wanted(scores: Scores) -> Measures:
     """Return what to measure, after weights of LPIPS that are missing were fetched where that was asked.
 
     Raises ValueError when they cannot be.
     """
-    if fetch:
-        for name in lpips:
+    if scores.fetch_lpips:
+        for name in scores.lpips:
             fetch_lpips(name)
-    return measures_for(lpips, color_correct=color_correct)
+    return measures_for(scores.lpips, color_correct=scores.color_correct, flip=scores.flip)
 
 
 def evaluate_with_progress(task: EvaluationTask, measures: Measures) -> Scored:

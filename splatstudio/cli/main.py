@@ -247,7 +247,7 @@ def eval_(
     )
     from splatstudio.models.scoring import EvaluationTask
 
-    measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
+    measures = measures_wanted(scores)
     part.check(path)
     task = EvaluationTask(
         path,

@@ -35,6 +35,8 @@ SCORE_TITLES = {
     "psnr": "PSNR dB",
     "ssim": "SSIM",
     "psnr_corrected": "color-corrected PSNR dB",
+    "ms_ssim": "MS-SSIM",
+    "flip": "FLIP",
     "lpips_alex": "LPIPS (AlexNet)",
     "lpips_vgg": "LPIPS (VGG16)",
 }

@@ -22,6 +22,7 @@ from splatstudio.devices.transfer import to_device
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
+from splatstudio.evaluation.perceptual import MIN_SIDE, NO_FLIP, flip_error, has_flip, ms_ssim
 from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.files.outputs import make_folder
 from splatstudio.gaussians.gaussians import Gaussians
@@ -43,6 +44,10 @@ DEFINITIONS = {
     "psnr_corrected": "PSNR after the affine map of colors [r g b 1] -> [r g b] that brings the render"
     " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
     " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
+    "ms_ssim": "Wang, Simoncelli and Bovik 2003; five scales with the weights of the paper; windows as of"
+    " SSIM; mean over channels",
+    "flip": "LDR-FLIP, Andersson et al. 2020; 67 pixels a degree; 0 (equal) to 1; lower is better; mean over"
+    " pixels; a mask leaves its pixels out",
     "lpips_alex": "Zhang et al. 2018, version 0.1, AlexNet; images in -1..1 (as gsplat's default); lower is"
     " better; mean over positions",
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
@@ -64,6 +69,8 @@ class ImageScore:
     psnr: float
     ssim: float
     psnr_corrected: float | None = None
+    ms_ssim: float | None = None
+    flip: float | None = None
     lpips_alex: float | None = None
     lpips_vgg: float | None = None
 
@@ -82,7 +89,7 @@ class ComparedWith:
     test_images: tuple[str, ...] = ()
 
 
-SCORES = ("psnr", "ssim", "psnr_corrected", "lpips_alex", "lpips_vgg")
+SCORES = ("psnr", "ssim", "psnr_corrected", "ms_ssim", "flip", "lpips_alex", "lpips_vgg")
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,8 @@ class Evaluation:
     images: tuple[ImageScore, ...]
     seconds_per_image: float
     psnr_corrected: float | None = None
+    ms_ssim: float | None = None
+    flip: float | None = None
     lpips_alex: float | None = None
     lpips_vgg: float | None = None
     notes: tuple[str, ...] = ()  # what could not be measured, and why
@@ -187,6 +196,8 @@ class Measures:
 
     lpips: tuple[Lpips, ...] = ()
     color_correct: bool = False
+    ms_ssim: bool = False
+    flip: bool = False
     notes: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> Measures:
@@ -198,10 +209,11 @@ PSNR_AND_SSIM = Measures()
 _WELL, _SHORT, _BROKEN_OFF = 0, 1, 2  # how a rank's part of a round ended
 
 
-def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> Measures:
+def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False, flip: bool = True) -> Measures:
     """Return the measures with the networks of LPIPS, "alex" and "vgg", that are found on this machine.
 
-    For one whose weights are not, a note says where to put them.
+    For one whose weights are not, a note says where to put them. MS-SSIM is always among them, FLIP where it
+    is wanted and can be computed here.
     """
     networks: list[Lpips] = []
     notes: list[str] = []
@@ -212,7 +224,9 @@ def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> M
             networks.append(load_lpips(name))
         except ValueError as error:
             notes.append(str(error))
-    return Measures(tuple(networks), color_correct, tuple(notes))
+    if flip and not has_flip():
+        notes.append(NO_FLIP)
+    return Measures(tuple(networks), color_correct, True, flip and has_flip(), tuple(notes))
 
 
 class AbandonedElsewhere(Exception):
@@ -277,7 +291,15 @@ def evaluate(
             received = received_for(ranks, gaussians, [scene.views[index].camera for index in own], options)
         scores += _of_all(ranks, _unless_broken_off(ranks, partial(compared, own, received, started)))
     num_gaussians = int(ranks.all_reduce(torch.tensor([len(gaussians)], device="cpu")))
-    return summary(scores, scene, num_gaussians=num_gaussians, seconds=sum(seconds), notes=measures.notes)
+    notes = _notes(measures, scores)
+    return summary(scores, scene, num_gaussians=num_gaussians, seconds=sum(seconds), notes=notes)
+
+
+def _notes(measures: Measures, scores: Sequence[ImageScore]) -> tuple[str, ...]:
+    """Return what could not be measured of photographs, and why."""
+    if measures.ms_ssim and any(score.ms_ssim is None for score in scores):
+        return (*measures.notes, f"MS-SSIM is skipped: a photo has a side below {MIN_SIDE} pixels")
+    return measures.notes
 
 
 def _by_photograph(scene: Scene, indices: Sequence[int]) -> Iterable[tuple[int, ...]]:
@@ -322,7 +344,10 @@ def score_of(
     """Return the scores of a render [H, W, 3] of the photograph `name`, see `target_image`."""
     corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
     distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in measures.lpips}
-    return ImageScore(name, psnr(rgb, target, mask), ssim(rgb, target, mask), corrected, **distances)
+    similarity = ms_ssim(rgb, target, mask) if measures.ms_ssim else None
+    flip = flip_error(rgb, target, mask) if measures.flip else None
+    own = psnr(rgb, target, mask), ssim(rgb, target, mask)
+    return ImageScore(name, *own, corrected, similarity, flip, **distances)
 
 
 def summary(

@@ -310,6 +310,21 @@ def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) ->
 
 def ssim_map(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:
     """Return the structural similarity of every pixel, [H, W, C], or [H-10, W-10, C] when "valid"."""
+    mean_x, mean_y, var_x, var_y, covariance = _moments(image, target, padding)
+    return ((2 * mean_x * mean_y + SSIM_C1) * (2 * covariance + SSIM_C2)) / (
+        (mean_x * mean_x + mean_y * mean_y + SSIM_C1) * (var_x + var_y + SSIM_C2)
+    )
+
+
+def ssim_factors(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two factors of the "valid" `ssim_map`: of brightness, and of contrast and structure."""
+    mean_x, mean_y, var_x, var_y, covariance = _moments(image, target, "valid")
+    brightness = (2 * mean_x * mean_y + SSIM_C1) / (mean_x * mean_x + mean_y * mean_y + SSIM_C1)
+    return brightness, (2 * covariance + SSIM_C2) / (var_x + var_y + SSIM_C2)
+
+
+def _moments(image: Tensor, target: Tensor, padding: Literal["same", "valid"]) -> tuple[Tensor, ...]:
+    """Return the means, variances and covariance of two images [H, W, C] under the SSIM window."""
     height, width = image.shape[:2]
     if padding == "valid" and min(height, width) < SSIM_WINDOW:
         raise ValueError(
@@ -320,10 +335,7 @@ def ssim_map(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]
     var_x = _blurred(x * x, padding) - mean_x * mean_x
     var_y = _blurred(y * y, padding) - mean_y * mean_y
     covariance = _blurred(x * y, padding) - mean_x * mean_y
-    similarity = ((2 * mean_x * mean_y + SSIM_C1) * (2 * covariance + SSIM_C2)) / (
-        (mean_x * mean_x + mean_y * mean_y + SSIM_C1) * (var_x + var_y + SSIM_C2)
-    )
-    return similarity[:, 0].permute(1, 2, 0)
+    return tuple(each[:, 0].permute(1, 2, 0) for each in (mean_x, mean_y, var_x, var_y, covariance))
 
 
 def _blurred(images: Tensor, padding: Literal["same", "valid"]) -> Tensor:

@@ -172,6 +172,7 @@ def test_without_weights_of_lpips_the_rest_is_measured(
     assert [note.partition(",")[0] for note in evaluation.notes] == [
         "LPIPS (AlexNet): weights not found",
         "LPIPS (VGG16): weights not found",
+        "MS-SSIM is skipped: a photo has a side below 176 pixels",
     ]
     assert (
         f"put alexnet-owt-7be5be79.pth and alex.pth at {tmp_path / 'splatstudio' / 'lpips'}"

@@ -53,6 +53,8 @@ TITLES = {
     "psnr": "PSNR",
     "ssim": "SSIM",
     "psnr_corrected": "PSNR, color-corrected",
+    "ms_ssim": "MS-SSIM",
+    "flip": "FLIP (lower is better)",
     "lpips_alex": "LPIPS, AlexNet",
     "lpips_vgg": "LPIPS, VGG16",
 }

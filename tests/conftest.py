@@ -32,7 +32,7 @@ from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page wit
 from hypothesis import HealthCheck, settings
 from model_parts import part, parts, shard  # noqa: F401 - fixtures of the tests of parts of models
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
-from studio_page import browser, open_page, saved_run  # noqa: F401 - fixtures of the tests of the page
+from studio_page import browser, chromium, open_page, saved_run  # noqa: F401 - of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
 
 # The folders of tests that take longest: what waits for the background process, and what calculates.

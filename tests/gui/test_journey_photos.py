@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from estimations import kept_so_far
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
 from textured_rooms import FOCAL, HEIGHT, WIDTH, ring, table_with_boxes, write_photographs
 
 from splatstudio.cli import start
@@ -28,7 +28,6 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.training.device_options import AS_FOUND
 
 pytestmark = PAGE_TEST
-WINDOW = {"width": 800, "height": 450}  # a browser without a GPU draws each pixel by itself
 
 
 def growing(folder: Path, num: int) -> Any:

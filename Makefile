@@ -13,13 +13,15 @@ EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
-# A browser and the studio that it shows take both cores: the tests of the page run one by one, after the others.
+# Tests wait for processes a third of their time: three at a time keep two cores busy. A browser and the studio that
+# it shows take both: the tests of the page run one by one, after the others.
 test: setup test-tools
 	@ended=0; \
-	$(BIN)/python -m pytest -m "not gui" $(TWO_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS) || ended=$$?; \
+	$(BIN)/python -m pytest -m "not gui" $(THREE_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS) || ended=$$?; \
 	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
 	exit $$ended
 TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
+THREE_AT_A_TIME := --numprocesses 3 --dist loadfile
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 

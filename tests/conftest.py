@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -31,8 +32,11 @@ from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page wit
 from hypothesis import HealthCheck, settings
 from model_parts import part, parts, shard  # noqa: F401 - fixtures of the tests of parts of models
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
-from studio_page import browser, open_page, saved_run  # noqa: F401 - fixtures of the tests of the page
+from studio_page import browser, chromium, open_page, saved_run  # noqa: F401 - of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
+
+# The folders of tests that take longest: what waits for the background process, and what calculates.
+WAIT, CALCULATE = "runtime", ("portable", "poses", "kernels")
 
 # These load an extension of their own in place of the real one: see the Makefile.
 collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"]
@@ -56,10 +60,24 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the long files of the background process be the first, which shares two processors evenly.
+    """Let files that wait for processes and files that calculate take turns, the long ones before all others.
 
-    The tests of the page are the last: their browser holds the only event loop of the main thread.
+    Two processors are busy that way, and to the end. The tests of the page are the last: their browser holds
+    the only event loop of the main thread.
     """
-    items.sort(
-        key=lambda item: (item.get_closest_marker("gui") is not None, "runtime" not in item.path.parts)
-    )
+    files = dict.fromkeys(item.path for item in items)
+    turns: dict[Path, int] = {}
+    for folders in (CALCULATE, (WAIT,)):
+        chosen = [file for folder in folders for file in files if folder in file.parts]
+        turns |= {file: turn for turn, file in enumerate(chosen)}
+    last = len(files)
+    items.sort(key=lambda item: (item.get_closest_marker("gui") is not None, turns.get(item.path, last)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at what is there for all tests, which takes a third of a second.
+
+    These are the modules and thousands of tests; what a test leaves is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()

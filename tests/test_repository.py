@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -78,6 +80,19 @@ def part(path: Path) -> str:
     return module_of(path).split(".")[0]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the tree of a source file, which many of the rules look at."""
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_trees() -> Iterator[None]:
+    """Free the trees after the last of these tests: they are a million objects."""
+    yield
+    tree_of.cache_clear()
+
+
 def python_files() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
@@ -99,7 +114,7 @@ def imported_modules(tree: ast.AST) -> list[str]:
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_downwards(path: Path) -> None:
     assert part(path) in LAYERS, f"{path.name} has no place in LAYERS"
-    for module in imported_modules(ast.parse(path.read_text())):
+    for module in imported_modules(tree_of(path)):
         top, *rest = module.split(".")
         if top == "splatstudio" and rest:
             assert LAYERS.index(rest[0]) <= LAYERS.index(part(path)), f"{path.name} imports {module}"
@@ -111,7 +126,7 @@ def test_only_one_module_asks_torch_for_one_makers_accelerators() -> None:
     asks = [
         module_of(path)
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.xpu", "torch.mps")
     ]
     assert set(asks) == {"devices.accelerator"}
@@ -120,7 +135,7 @@ def test_only_one_module_asks_torch_for_one_makers_accelerators() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     imports: dict[str, set[str]] = {}
     for path in python_files():
-        modules = imported_modules(ast.parse(path.read_text()))
+        modules = imported_modules(tree_of(path))
         imports[f"splatstudio.{module_of(path)}"] = MODULES.intersection(modules)
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
@@ -128,7 +143,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_imports_inside_of_the_page_point_downwards() -> None:
     for path in sorted((PACKAGE / "gui").rglob("*.py")):
         own = module_of(path).split(".")[1:2]
-        for module in imported_modules(ast.parse(path.read_text())):
+        for module in imported_modules(tree_of(path)):
             prefix, _, rest = module.partition("splatstudio.gui.")
             if not prefix and rest and own:
                 layer = rest.split(".")[0]
@@ -140,7 +155,7 @@ def test_only_the_server_of_the_page_knows_the_inside_of_viser() -> None:
     for path in sorted((PACKAGE / "gui").rglob("*.py")):
         if path.parent.name == "server":
             continue
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         inside += [f"{path.name}: {name}" for name in imported_modules(tree) if "viser._" in name]
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or not re.match(r"_[^_]", node.attr):
@@ -162,15 +177,13 @@ def test_scripts_of_the_page_are_read_by_a_browsers_engine(script: Path) -> None
 def test_no_test_imports_from_another() -> None:
     # What tests share lies in tests/support: then any of them is moved, renamed or run alone.
     for path in sorted(Path(__file__).parent.rglob("*.py")):
-        modules = imported_modules(ast.parse(path.read_text()))
+        modules = imported_modules(tree_of(path))
         tests = [module for module in modules if re.search(r"(^|\.)test_", module)]
         assert not tests, f"{path.relative_to(ROOT)} imports {', '.join(tests)}: move it to tests/support"
 
 
 def test_every_folder_says_what_it_is_for() -> None:
-    silent = [
-        path for path in PACKAGE.rglob("__init__.py") if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [path for path in PACKAGE.rglob("__init__.py") if not ast.get_docstring(tree_of(path))]
     assert not silent, [str(path.relative_to(ROOT)) for path in silent]
 
 
@@ -248,7 +261,7 @@ def test_top_level_holds_only_what_belongs_there() -> None:
 def test_public_functions_say_what_they_do() -> None:
     silent: list[str] = []
     for path in python_files():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
                 continue
             if not ast.get_docstring(node):
@@ -259,7 +272,7 @@ def test_public_functions_say_what_they_do() -> None:
 def test_no_class_name_is_used_twice() -> None:
     owners: dict[str, list[str]] = {}
     for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 owners.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert not {name: files for name, files in owners.items() if len(files) > 1}
@@ -295,7 +308,7 @@ def test_one_module_knows_what_operating_systems_do_differently() -> None:
         module = module_of(path)
         if module == "operating_system":
             continue
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         found += [f"{module}: {name}" for name in imported_modules(tree) if name in OF_ONE_SYSTEM]
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and NAMES_OF_ONE_SYSTEM.fullmatch(text := ast.unparse(node)):

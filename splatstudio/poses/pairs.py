@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
 import numpy as np
-from scipy.cluster.vq import kmeans2
-from scipy.spatial import KDTree
 
 EXHAUSTIVE = 150  # photographs up to which every pair is compared
 FRAMES_AHEAD = 10  # of a video with which a frame is compared; then at doubled distances
@@ -59,6 +57,8 @@ def nearest(places: np.ndarray, num_neighbors: int) -> set[Pair]:
     known = np.flatnonzero(np.isfinite(places).all(axis=1))
     if len(known) < 2:
         return set()
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
     count = min(num_neighbors + 1, len(known))
     found = np.asarray(KDTree(places[known]).query(places[known], k=count)[1])
     return _pairs((int(known[i]), int(known[j])) for i, row in enumerate(found) for j in row)
@@ -91,6 +91,8 @@ def _aggregated(descriptors: list[np.ndarray]) -> np.ndarray:
     if len(every) < NUM_WORDS:
         return np.zeros((len(descriptors), NUM_WORDS * 128), np.float32)
     sample = every[random.permutation(len(every))[:SAMPLES]]
+    from scipy.cluster.vq import kmeans2  # takes half a second to load, and few photographs need none
+
     words, _ = kmeans2(sample, sample[:NUM_WORDS], iter=8, minit="matrix")
     return np.stack([_vector(each, words) for each in some])
 

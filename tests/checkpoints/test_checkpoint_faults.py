@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from started_programs import run_program
+from started_programs import run_program, start_program
 
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
 
@@ -28,9 +25,10 @@ def model(value, num=8000):
     full = lambda *shape: torch.full((num, *shape), float(value))
     return Gaussians(full(3), full(4), full(3), full(), full(1, 3), full(15, 3))
 
+torch.set_num_threads(1)
 run = Path(sys.argv[1])
 step = int(sys.argv[2])
-os.write(1, b"ready\\n")  # one write: two processes share the pipe
+os.write(1, b"ready\\n")
 while True:
     step += 10
     moments = SplatAdam(model(step), model(step), step)
@@ -48,49 +46,23 @@ while True:
 def test_kill_9_at_twenty_moments_leaves_only_good_checkpoints(tmp_path: Path) -> None:
     chance = random.Random(1)
     reached, one_save = 0, 0.1  # seconds, until one was measured
-    # One process that has everything imported is forked for each of the twenty lives.
-    lives = """
-import os, sys
-source = sys.argv[1]
-import torch, numpy, splatstudio.checkpoints.checkpoint
-torch.set_num_threads(1)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["saver", *line.split()]
-        exec(compile(source, "saver", "exec"), {})
-    os.write(1, f"pid {child}\\n".encode())
-    os.waitpid(child, 0)
-    os.write(1, b"ended\\n")
-"""
-    server = subprocess.Popen(
-        [sys.executable, "-c", lives, SAVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdin is not None and server.stdout is not None
-    try:
-        for _ in range(20):
-            print(tmp_path, reached, file=server.stdin, flush=True)
-            child = None
-            begun = False
-            while child is None or not begun:
-                words = server.stdout.readline().split()
-                child = int(words[1]) if words[0] == "pid" else child
-                begun = begun or words == ["ready"]
+    for _ in range(20):
+        saver = start_program("-c", SAVER, tmp_path, reached)
+        try:
+            assert saver.stdout.readline() == "ready\n"
             # However slow the machine is, some saves are completed, and the kill comes within the next one.
             for _ in range(chance.randrange(3)):
                 since = time.monotonic()
-                reached = max(reached, int(server.stdout.readline()))
+                reached = max(reached, int(saver.stdout.readline()))
                 one_save = time.monotonic() - since
             time.sleep(chance.uniform(0.0, one_save))
-            os.kill(child, signal.SIGKILL)
-            while (line := server.stdout.readline().strip()) != "ended":
-                if line.isdigit():
-                    reached = max(reached, int(line))
-            _check_what_is_left(tmp_path, reached)
-            reached = max([reached, *(load_checkpoint(f).step for f in checkpoint_folders(tmp_path)[-1:])])
-    finally:
-        server.stdin.close()
-        server.wait(120)
+        finally:
+            saver.kill()
+        output, _ = saver.communicate(120)
+        assert saver.returncode == -signal.SIGKILL
+        reached = max([reached, *map(int, output.split())])
+        _check_what_is_left(tmp_path, reached)
+        reached = max([reached, *(load_checkpoint(f).step for f in checkpoint_folders(tmp_path)[-1:])])
     assert reached >= 100, "the saves were killed before any was complete"
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import CommandLine
+from started_programs import start_program
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
@@ -213,11 +215,13 @@ def test_a_run_folder_that_holds_something_is_refused(run_dir: Path, command: Co
 
 
 def test_some_minutes_are_planned_for_this_machine(
-    tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch, blob_folder: Path
 ) -> None:
     slow = StepTimes(step=0.05, pixel=0.0, splat=0.0)
     monkeypatch.setattr(train, "measured_times", lambda device: slow)
-    code, output = command("train", DEMO, "--run", tmp_path / "run", "--minutes", "0.8", "--sh-degree", "0")
+    # All of its steps are trained: of small photographs.
+    some_minutes = ("--run", tmp_path / "run", "--minutes", "0.8", "--sh-degree", "0")
+    code, output = command("train", blob_folder, *some_minutes)
     assert code == 0 and "Takes about a minute: fast, full size, 500 steps." in output
     config = Run.open(tmp_path / "run").config
     assert (config.strategy, config.steps, config.sh_degree) == ("fast", 500, 0)
@@ -245,22 +249,18 @@ def test_a_long_training_names_a_shorter_one(
 
 def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    program = [sys.executable, "-m", "splatstudio"]
-    arguments = ["train", str(DEMO), "--run", str(folder), "--steps", "100000", *SMALL]
+    arguments = ["train", DEMO, "--run", folder, "--steps", "100000", *SMALL]
     environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    metrics = folder / "metrics.jsonl"
-    for _ in range(2000):
-        if metrics.exists() and metrics.stat().st_size:
-            break
-        assert process.poll() is None
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
+    process = start_program("-m", "splatstudio", *arguments, env=environment)
+    try:
+        metrics, end = folder / "metrics.jsonl", time.monotonic() + 200
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=200)
+    finally:
+        process.kill()
     assert process.returncode == 130
     saved = re.search(r"Saved (\S+step_\d+)", output)
     assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output

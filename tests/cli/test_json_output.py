@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import CommandStreams
+from started_programs import start_program
 
 from splatstudio.cli import doctor, train
 from splatstudio.cli.doctor import Finding
@@ -24,7 +25,7 @@ from splatstudio.runtime.launched import LaunchedRank
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
-TRAIN = [sys.executable, "-m", "splatstudio", "train", str(DEMO), *SMALL, "--json"]
+TRAIN = ["-m", "splatstudio", "train", str(DEMO), *SMALL, "--json"]
 
 
 def object_in(output: str) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     """Return a run of 40 steps, what its training printed as JSON, and what it told beside."""
     folder = tmp_path_factory.mktemp("json") / "run"
     steps = ("--steps", "40", "--eval-steps", "30", "--save-steps", "20", "--run", str(folder))
-    told = subprocess.run([*TRAIN, *steps], capture_output=True, text=True, timeout=280)
+    told = subprocess.run([sys.executable, *TRAIN, *steps], capture_output=True, text=True, timeout=280)
     assert told.returncode == 0, told.stderr
     return folder, object_in(told.stdout), told.stderr
 
@@ -150,14 +151,16 @@ def test_an_error_is_told_to_programs_and_to_people(
 
 def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    asked = [*TRAIN, "--steps", "100000", "--run", str(folder)]
-    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = start_program(*TRAIN, "--steps", "100000", "--run", folder, stderr=subprocess.PIPE)
+    try:
         metrics, end = folder / "metrics.jsonl", time.monotonic() + 200
         while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.1)
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         output, notes = process.communicate(timeout=200)
+    finally:
+        process.kill()
     values = object_in(output)
     assert process.returncode == 130 and values["stopped"] and "Go on with" in notes
     assert 0 < values["steps"] < 100000 and values["scores"] is None

@@ -88,7 +88,7 @@ def test_a_ply_takes_little_more_memory_than_its_size(tmp_path: Path, action: st
         pytest.skip("the peak of a process can be counted anew on Linux only")
     num, path = 200_000, tmp_path / "a.ply"
     if action == "read":
-        in_process("write", path, num, 3)
+        write_ply(path, model(num, 3))
     found = in_process(action, path, num, 3)
     size = path.stat().st_size
     assert size > 248 * num

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from started_programs import start_program
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 
@@ -23,7 +23,7 @@ def test_a_browser_goes_to_the_studio_and_home_while_it_trains(
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
     words = ("--no-browser", "--port", "0", "--sh-degree", "1", "--steps", "100000")
     process = start_program("-m", "splatstudio", "open", *words, cwd=tmp_path, env=env)
-    tab = browser.new_page()
+    tab = browser.new_page(viewport=WINDOW)
     tab.set_default_timeout(1000 * TIMEOUT)
 
     def button(name: str) -> Any:

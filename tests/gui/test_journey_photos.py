@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from estimations import kept_so_far
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
 from textured_rooms import FOCAL, HEIGHT, WIDTH, ring, table_with_boxes, write_photographs
 
 from splatstudio.cli import start
@@ -71,7 +71,7 @@ def num_blue(page: Any) -> int:
 def test_cameras_and_points_grow_on_the_page(browser: Any, tmp_path: Path) -> None:
     estimation = growing(tmp_path / "photos <b>", 3)
     served = EstimationPage(Listen(port=0), estimation)
-    page = browser.new_page()
+    page = browser.new_page(viewport=WINDOW)
     page.set_default_timeout(1000 * TIMEOUT)
     try:
         page.goto(served.url)
@@ -112,7 +112,7 @@ def test_training_begins_with_the_photos_so_far_and_the_others_join(
     assert 5 <= num_first < 12
     studio = Studio(photos, network=Listen(port=0), config=TrainConfig(steps=100))
     studio.follow_estimation(estimation)
-    served, page = studio, browser.new_page()
+    served, page = studio, browser.new_page(viewport=WINDOW)
     page.set_default_timeout(1000 * TIMEOUT)
     try:
         page.goto(studio.url)

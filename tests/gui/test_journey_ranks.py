@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from free_ports import free_port
 from gui_parts import TIMEOUT
-from studio_page import PAGE_TEST, Screen, close_screen, row, screen_of
+from studio_page import PAGE_TEST, WINDOW, Screen, close_screen, row, screen_of
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
@@ -90,7 +90,7 @@ def put_the_offer_away_and_take_it(screen: Screen, browser: Any) -> None:
     assert screen.page.get_by_text("The test score has been flat since step", exact=False).count() > 0
     screen.page.get_by_text("dB): stop here, or go on?").wait_for()
     # Who comes later sees it, too.
-    other = browser.new_page()
+    other = browser.new_page(viewport=WINDOW)
     other.goto(screen.studio.url)
     other.get_by_role("button", name="Stop here", exact=True).wait_for(timeout=1000 * TIMEOUT)
     other.close()

@@ -17,7 +17,7 @@ import pytest
 from gate_client import get, wait
 from scene_builder import tiny_scene, write_colmap
 from start_visitor import ANY_PORT, Visitor
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
 
 from splatstudio.cli import start
 from splatstudio.files.recent import recent_file, recent_paths, remember
@@ -224,7 +224,7 @@ def test_a_browser_goes_from_the_start_page_to_the_studio(
     browser: Any, own_folder: Path, own_list: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (page,), studios, thread = served(monkeypatch)
-    tab = browser.new_page()
+    tab = browser.new_page(viewport=WINDOW)
     tab.set_default_timeout(1000 * TIMEOUT)
     tab.goto(page.url)
     tab.get_by_label("Open a folder or a file").fill(str(blob_folder))

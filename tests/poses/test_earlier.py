@@ -67,10 +67,11 @@ def test_a_run_goes_on_with_the_photographs_that_have_joined(
 
 def test_other_poses_are_told_and_get_a_frame_of_their_own(tmp_path: Path) -> None:
     folder = tmp_path / "room"
-    write_photographs(folder, table_with_boxes(), ring(20)[:5])
+    write_photographs(folder, table_with_boxes(), ring(20)[:5], scale=0.75)
     estimate_poses(folder)
     shutil.rmtree(folder / ".splatstudio" / "poses" / "images")
-    write_photographs(folder, table_with_boxes(500), ring(20)[4:9])  # another room under the same names
+    # Another room under the same names.
+    write_photographs(folder, table_with_boxes(500), ring(20)[4:9], scale=0.75)
     report = estimate_poses(folder)
     assert any("differ from those of before" in note for note in report.notes)
     assert not (PoseStore(folder).sparse / "0" / FILE).exists()

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from blob_models import blobs
+from started_programs import run_program
 
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
 
-# A tmpfs of $1 bytes on the folder $2; what it holds at the end is copied to $3. The rest is the command.
-IN_A_SMALL_DISK = """
-mount -t tmpfs -o size="$1" tmpfs "$2" || exit 99
-disk="$2" kept="$3"
-shift 3
-"$@"
-code=$?
-cp -a "$disk/." "$kept"
-exit $code
-"""
-FILL = """
-import errno, os
+CANNOT_MOUNT = 99
+# A tmpfs on a folder that this process alone sees; the program is forked, so it has no second thread yet.
+SMALL_DISK = f"""
+import ctypes, errno, os, shutil, subprocess, sys
+from pathlib import Path
+
+def mount(num_bytes, folder):
+    "Mount a disk of that size on a folder: as root, else as one's own root."
+    NAMESPACE, USERS, ids = 0x20000, 0x10000000, (os.getuid(), os.getgid())
+    unshare = ctypes.CDLL(None).unshare
+    if unshare(NAMESPACE) != 0:
+        if unshare(NAMESPACE | USERS) != 0:
+            sys.exit({CANNOT_MOUNT})
+        for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *(f"0 {{i}} 1" for i in ids))):
+            Path("/proc/self", name).write_text(text)
+    private = ["mount", "--make-rprivate", "/"]
+    for command in (private, ["mount", "-t", "tmpfs", "-o", f"size={{num_bytes}}", "tmpfs", str(folder)]):
+        if subprocess.run(command).returncode != 0:
+            sys.exit({CANNOT_MOUNT})
+
 def fill(folder, spare):
     "Leave `spare` bytes of the disk."
     with open(folder / "filler", "wb", buffering=0) as file:
@@ -37,22 +44,24 @@ def fill(folder, spare):
         file.truncate(file.tell() - spare)
     room = os.statvfs(folder)
     assert spare <= room.f_bavail * room.f_frsize <= spare + 8192, (room.f_bavail, room.f_frsize)
+
+num_bytes, disk, kept = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+mount(num_bytes, disk)
 """
-TRAIN = f"""{FILL}
-import sys
+# What the disk holds is gone with the process.
+KEEP = "\nshutil.copytree(disk, kept, dirs_exist_ok=True)\n"
+TRAIN = """
 from contextlib import closing
-from pathlib import Path
 from splatstudio.settings.config import TrainConfig
 from splatstudio.files.run import Run
 from splatstudio.scene.load import load_scene
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
-if sys.argv[3] == "quota":  # then a disk tells of room that is not there
-    import shutil
+scene, told, spare = load_scene(sys.argv[4]), sys.argv[5], int(sys.argv[6])
+if told == "quota":  # then a disk tells of room that is not there
     usage = shutil.disk_usage
     shutil.disk_usage = lambda path: usage("/")
-scene, disk = load_scene(sys.argv[1]), Path(sys.argv[2])
 folder = disk / "run"
 config = TrainConfig(steps=14, save_steps=(2, 4), eval_steps=(), sh_degree=1)
 trainer = Trainer(scene, config)
@@ -60,7 +69,7 @@ with closing(Session(trainer, Run.create(folder, scene.path, config))) as sessio
     while not session.finished:
         if trainer.step == 3:
             session.settle()
-            fill(disk, int(sys.argv[4]))
+            fill(disk, spare)
         if trainer.step == 12:
             (disk / "filler").unlink()
         advance = session.advance()
@@ -71,19 +80,16 @@ with closing(Session(trainer, Run.create(folder, scene.path, config))) as sessio
             print("left", *sorted(path.name for path in (folder / "ckpts").iterdir()), flush=True)
 print("end", trainer.step, flush=True)
 """
-EXPORT = f"""{FILL}
-import sys
-from pathlib import Path
+EXPORT = """
 from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS
 
-disk = Path(sys.argv[2])
 fill(disk, 4096)
 for form in FORMATS:
     if form.write is not None:
-        output = disk / f"model{{form.endings[0]}}"
+        output = disk / f"model{form.endings[0]}"
         try:
-            export_model(Path(sys.argv[1]), output)
+            export_model(Path(sys.argv[4]), output)
         except ValueError as error:
             print("refused", form.endings[0], error, flush=True)
         print("left", *sorted(path.name for path in disk.iterdir()), flush=True)
@@ -91,23 +97,17 @@ for form in FORMATS:
 
 
 def run_in(tmp_path: Path, num_bytes: int, script: str, *arguments: object) -> tuple[list[str], Path]:
-    """Run a script with a disk of that size as its second argument; return its lines and what the disk held.
+    """Run a script with a disk of that size; return its lines and what the disk held.
 
     Skips where no file system can be mounted.
     """
-    if shutil.which("unshare") is None or sys.platform != "linux":
-        pytest.skip("a file system of one's own needs Linux and unshare")
+    if sys.platform != "linux":
+        pytest.skip("a file system of one's own needs Linux")
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
-    first, *rest = arguments
-    command = [sys.executable, "-c", script, str(first), str(disk), *map(str, rest)]
-    shell = ["sh", "-c", IN_A_SMALL_DISK, "sh", str(num_bytes), str(disk), str(kept), *command]
-    for options in (["--mount"], ["--map-root-user", "--mount"]):  # as root, else as one's own root
-        done = subprocess.run(["unshare", *options, *shell], capture_output=True, text=True, timeout=120)
-        if done.returncode != 99 and "unshare failed" not in done.stderr:
-            break
-    else:
+    done = run_program("-c", SMALL_DISK + script + KEEP, num_bytes, disk, kept, *arguments)
+    if done.returncode == CANNOT_MOUNT:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), kept

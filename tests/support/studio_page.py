@@ -41,6 +41,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+WINDOW = {"width": 1160, "height": 460}  # without a GPU each pixel costs time
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
 
 # The browser draws a few times, and has told the studio of what that changed.
@@ -74,15 +75,26 @@ PAGE_TEST = [
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Start Chromium once for all tests; each page is one of a profile of its own, with nothing in it."""
+def chromium() -> Iterator[Any]:
+    """Start Chromium once for all tests."""
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    """The Chromium of all tests; each page is one of a profile of its own, with nothing in it.
+
+    None outlives its test: it would go on to draw, beside all tests that follow.
+    """
+    yield chromium
+    for profile in list(chromium.contexts):
+        profile.close()
 
 
 def press_on_the_scene(page: Any, x: float, y: float) -> None:
@@ -278,8 +290,8 @@ def open_screen(
     browser: Any,
     path: Path,
     config: TrainConfig = MANY,
-    width: int = 1160,
-    height: int = 460,
+    width: int = WINDOW["width"],
+    height: int = WINDOW["height"],
     **settings: Any,
 ) -> Screen:
     """Open the studio and its page; who opened it calls `close_screen`."""
@@ -288,7 +300,11 @@ def open_screen(
 
 
 def screen_of(
-    browser: Any, studio: Studio, width: int = 1160, height: int = 460, **page_settings: Any
+    browser: Any,
+    studio: Studio,
+    width: int = WINDOW["width"],
+    height: int = WINDOW["height"],
+    **page_settings: Any,
 ) -> Screen:
     """Open the page of a studio; who opened it calls `close_screen`."""
     page = browser.new_page(viewport={"width": width, "height": height}, **page_settings)

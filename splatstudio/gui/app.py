@@ -20,7 +20,7 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import HomeBar, StatusPanel
-from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
+from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher, add_view_keys
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
 from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import after_callbacks
@@ -218,6 +218,7 @@ class Studio:
             self._news.tell,
             self._refresher.changed,
         )
+        add_view_keys(page.hotkeys, self._first_view)
         add = self._refresher.add
         add(StatusPanel(page))
         add(HomeBar(page, self.go_home, lambda: self.has_home))

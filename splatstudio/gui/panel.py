@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import viser
 
@@ -18,7 +19,7 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import TaskBoard
-from splatstudio.gui.state.viewpoint import FirstView
+from splatstudio.gui.state.viewpoint import FirstView, Side
 from splatstudio.runtime.messages import Event
 
 # viser's camera moves with these, and with the arrow keys.
@@ -66,6 +67,17 @@ class Hotkeys:
                 action(event.client)
 
         return handle
+
+
+def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
+    """Add the keys that move one browser's camera to a view of everything."""
+    hotkeys.add("F", "Frame everything", first_view.frame, "From the direction in which you look")
+    sides = get_args(Side)
+    for number, side in enumerate(sides, 1):
+        preposition = "" if side in ("above", "below") else "the "
+        look = partial(first_view.look_from, side=side)
+        hotkeys.add(f"{number}", f"Look from {preposition}{side}", look, "At everything")
+    hotkeys.add(f"{len(sides) + 1}", "Reset the view", first_view.show, "Where a new browser stands")
 
 
 class Panel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -105,6 +106,7 @@ def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder
     model = see_photo_and_model_in_one_picture(screen)
     photos_are_sorted_by_error(screen)
     see_every_mode(screen, model)
+    look_from_the_sides(screen)
     assert screen.errors == []
 
 
@@ -229,6 +231,34 @@ def see_every_mode(screen: Screen, model: Model) -> None:
     screen.wait(
         lambda: cv2.absdiff(screen.picture(), background).max() < 30, "everything is nearer than that"
     )
+
+
+def look_from_the_sides(screen: Screen) -> None:
+    """Go round by the digits, and step back by F: the camera looks at the middle from there."""
+
+    def ahead() -> np.ndarray:
+        return screen.viewpoint.camera(1.0).viewmat[2, :3]
+
+    screen.page.evaluate("document.activeElement.blur()")  # what is typed into a field gives no commands
+    for key, direction in (("1", (0, 1, 0)), ("4", (-1, 0, 0)), ("5", (0, 0, -1))):
+        press(screen, key)
+        screen.wait(
+            lambda wanted=direction: bool(np.allclose(ahead(), wanted, atol=0.02)),
+            lambda key=key: f"{key}: it looks along {ahead()}",
+        )
+    distance = float(np.linalg.norm(screen.viewpoint.position))
+    screen.settle()
+    screen.drag(60)
+    box = screen.page.locator(CANVAS).bounding_box()
+    screen.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2)
+    screen.page.mouse.wheel(0, -600)
+    far = lambda: float(np.linalg.norm(screen.viewpoint.position))  # noqa: E731
+    screen.wait(lambda: far() < 0.9 * distance, "the wheel goes nearer")
+    screen.settle()
+    before = ahead()
+    press(screen, "f")
+    screen.wait(lambda: math.isclose(far(), distance, rel_tol=1e-4), "F frames everything")
+    assert np.allclose(ahead(), before, atol=0.02)
 
 
 def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path) -> None:

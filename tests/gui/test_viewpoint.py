@@ -66,6 +66,8 @@ def test_a_reduced_picture_covers_exactly_the_same_view() -> None:
 class FakeClient:
     """A browser that goes where it is sent."""
 
+    client_id = 1
+
     def __init__(self) -> None:
         self.camera = SimpleNamespace(
             wxyz=np.array([1.0, 0, 0, 0]), position=np.zeros(3), fov=1.0, image_width=900, image_height=500
@@ -111,7 +113,10 @@ def test_the_photo_still_fits_when_the_window_gets_another_shape(blob_scene: Sce
 def view_of(scene: Scene) -> FirstView:
     scene_api = SimpleNamespace(set_up_direction=lambda up: None)
     server = SimpleNamespace(
-        scene=scene_api, initial_camera=SimpleNamespace(), on_client_disconnect=lambda call: None
+        scene=scene_api,
+        initial_camera=SimpleNamespace(),
+        on_client_disconnect=lambda call: None,
+        get_clients=dict,
     )
     view = FirstView(cast(Any, server))
     view.of_scene(scene)
@@ -142,3 +147,38 @@ def test_it_steps_back_until_cameras_are_in_sight(blob_scene: Scene) -> None:
     assert num_in_sight(positions, view._position, camera.viewmat[:3, :3], view._fov) >= MIN_IN_SIGHT
     ahead = camera.viewmat[:3, :3] @ (view._position - camera.position)
     assert np.allclose(ahead[:2], 0.0, atol=1e-9) and ahead[2] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("up", "directions"),
+    [
+        ("+z", {"front": "+y", "back": "-y", "left": "+x", "right": "-x", "above": "-z", "below": "+z"}),
+        ("-y", {"front": "+z", "back": "-z", "left": "+x", "right": "-x", "above": "+y", "below": "-y"}),
+    ],
+)
+def test_each_side_is_looked_at_from_the_same_distance(
+    blob_scene: Scene, up: Any, directions: dict[Any, str]
+) -> None:
+    view, client, middle = view_of(blob_scene), FakeClient(), np.array([1.0, 2.0, 3.0])
+    view.up = up
+    view.of_model((1.0, 2.0, 3.0), 0.5)
+    for side, axis in directions.items():
+        view.look_from(cast(Any, client), side)
+        away = middle - client.camera.position
+        assert np.linalg.norm(away) == pytest.approx(0.5 * math.hypot(1.0, 2.8))
+        along = away @ np.eye(3)["xyz".index(axis[1])] * (1.0 if axis[0] == "+" else -1.0)
+        assert along > 0.999 * np.linalg.norm(away), side
+        # Straight up and down no direction is upwards: the camera stands a little aside.
+        assert np.linalg.norm(np.cross(away, client.camera.up_direction)) > 1e-3
+        assert np.array_equal(client.camera.look_at, middle)
+
+
+def test_framing_keeps_the_direction(blob_scene: Scene) -> None:
+    view, client = view_of(blob_scene), FakeClient()
+    turned = viser.transforms.SO3.from_y_radians(0.4)
+    client.camera.wxyz = turned.wxyz
+    view.frame(cast(Any, client))
+    ahead = -client.camera.position / np.linalg.norm(client.camera.position)
+    assert np.allclose(ahead, turned.as_matrix()[:, 2])
+    distances = [np.linalg.norm(camera.position) for camera in blob_scene.cameras]
+    assert np.linalg.norm(client.camera.position) == pytest.approx(np.median(distances))

@@ -24,8 +24,11 @@ TURN = 4e-3  # radians: how far one may have turned
 ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
 
 Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
+Side = Literal["front", "back", "left", "right", "above", "below"]
 FOV = 0.9  # radians, vertical: about a 28 mm lens
 NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
+
+ASIDE = 0.01  # radians: who stands upright looks not straight down, where no direction is upwards
 
 STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
 MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
@@ -203,6 +206,7 @@ class FirstView:
         self._target = np.zeros(3)
         self.up: Axis = up  # for who has not chosen another one
         self._fov = FOV
+        self._middle, self._distance = np.zeros(3), 3.0  # of what is to be seen, and whence all of it is
         self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
         self._announced: Axis | None = None
         server.on_client_disconnect(self._left)
@@ -222,12 +226,15 @@ class FirstView:
                 break
             self._position = camera.position - back * distance * forward
         self._target = camera.position + distance * forward
+        self._middle = np.zeros(3)
+        self._distance = max(float(np.median(np.linalg.norm(positions, axis=1))), 0.1 * scene.extent)
         self._announce()
 
     def of_model(self, center: tuple[float, float, float], radius: float) -> None:
         """Stand in front of a model of this size, a little above it."""
         self._target = np.array(center)
         self._position = _in_front(self._target, radius, self.up)
+        self._middle, self._distance = self._target, math.hypot(1.0, 2.8) * radius
         self._announce()
         self.show_all()
 
@@ -254,6 +261,35 @@ class FirstView:
             client.camera.position = position
             client.camera.look_at = self._target
 
+    def frame(self, client: viser.ClientHandle) -> None:
+        """Let a browser see all there is from the direction from which it looks now."""
+        viewpoint = read_viewpoint(client.camera)
+        if viewpoint is not None:
+            self._look_along(client, viser.transforms.SO3(viewpoint.wxyz).as_matrix()[:, 2])
+
+    def look_from(self, client: viser.ClientHandle, side: Side) -> None:
+        """Let a browser see all there is from one side, upright as that browser wants it."""
+        up = self._own_up.get(client.client_id, self.up)
+        upwards, forward = _vector(up), _forward(up)
+        rightwards = np.cross(forward, upwards)
+        aside = math.tan(ASIDE) * forward
+        along = {
+            "front": forward,
+            "back": -forward,
+            "left": rightwards,
+            "right": -rightwards,
+            "above": aside - upwards,
+            "below": aside + upwards,
+        }
+        self._look_along(client, along[side])
+
+    def _look_along(self, client: viser.ClientHandle, direction: np.ndarray) -> None:
+        with client.atomic():
+            client.camera.fov = self._fov
+            client.camera.up_direction = _vector(self._own_up.get(client.client_id, self.up))
+            client.camera.position = self._middle - self._distance * direction / np.linalg.norm(direction)
+            client.camera.look_at = self._middle
+
     async def _left(self, client: viser.ClientHandle) -> None:
         self._own_up.pop(client.client_id, None)
 
@@ -278,9 +314,13 @@ def num_in_sight(positions: np.ndarray, eye: np.ndarray, rotation: np.ndarray, f
 
 def _in_front(target: np.ndarray, radius: float, up: Axis) -> np.ndarray:
     """Return a position in front of a model and a little above it."""
+    return target + radius * (_vector(up) - 2.8 * _forward(up))
+
+
+def _forward(up: Axis) -> np.ndarray:
+    """Return where who stands in front of a model looks, as a unit vector."""
     # In the usual frames of files forward is z when y is up or down, and y when z is.
-    forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
-    return target + radius * (_vector(up) - 2.8 * forward)
+    return np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
 
 
 def _vector(axis: Axis) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Compile the CPU kernels for systems that are not here, and make experimental wheels of some of them.
 
     make portable-check                  (compiles; minutes the first time)
-    make experimental-wheels             (build/experimental: compiled, not run)
+    make experimental-wheels             (build/experimental: compiled, and that for Linux run emulated)
 
 clang and zig (of the registry's ziglang) compile for Linux, Windows and macOS; Debian's cross compiler for
 Linux on arm64. What needs a torch of the other system is linked against a list of the functions in C of which
@@ -25,18 +25,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "portable"
 OF_TORCH = re.compile(r"\b(?:aoti_torch|torch)_[a-z0-9_]+\b")
+ARM64 = "manylinux_2_28_aarch64"
 ASKED_FOR = {"torch_exception_get_what_without_backtrace"}  # of newer torches alone: none is needed
 
 
 @dataclass(frozen=True)
 class System:
-    """What is compiled for, by what: CMake's name and processor of it, and the platform of a wheel."""
+    """What is compiled for, by what: its name and processor in CMake, platform and proof of a wheel."""
 
     name: str
     compiler: tuple[str, ...]
     cmake: str
     processor: str
     wheel: str | None = None
+    proof: str = "compiled, not run"
 
     @property
     def folder(self) -> Path:
@@ -59,7 +61,7 @@ def _zig(target: str) -> tuple[str, ...]:
 
 SYSTEMS = (
     System("clang", ("clang++",), "Linux", "x86_64"),
-    System("linux-arm64", ("aarch64-linux-gnu-g++",), "Linux", "aarch64"),
+    System("linux-arm64", ("aarch64-linux-gnu-g++",), "Linux", "aarch64", ARM64, "run under emulation alone"),
     System("windows-x86_64", _zig("x86_64-windows-gnu"), "Windows", "AMD64", "win_amd64"),
     System("macos-arm64", _zig("aarch64-macos.14.0"), "Darwin", "arm64", "macosx_14_0_arm64"),
 )
@@ -90,7 +92,7 @@ def main() -> int:
                 print(f"  {check_functions(system, torch)} functions of torch, all of them in {torch.name}")
         if options.wheels:
             wheel = experimental_wheel(system, library)
-            print(f"  {wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB; compiled, not run")
+            print(f"  {wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB; {system.proof}")
     return 1 if len(missing) == len(SYSTEMS) else 0
 
 
@@ -109,7 +111,9 @@ def compiled(system: System) -> Path:
     }
     if system.name == "clang":  # this system, with another compiler
         del settings["CMAKE_SYSTEM_NAME"], settings["CMAKE_SYSTEM_PROCESSOR"]
-    elif system.cmake != "Linux":
+    elif system.cmake == "Linux":
+        settings["SPLAT_MANYLINUX"] = "ON"
+    else:
         # zig is compiler and linker of any system; what it compiles cannot be tried here.
         settings |= {
             "CMAKE_CXX_COMPILER_WORKS": "ON",
@@ -169,7 +173,8 @@ def _torch_functions(system: System) -> Path | None:
 
 def check_functions(system: System, torch: Path) -> int:
     """Return how many functions are used, all of which a wheel of torch for that system has; else exit."""
-    name = {"Windows": "torch/lib/torch_cpu.dll", "Darwin": "torch/lib/libtorch_cpu.dylib"}[system.cmake]
+    names = {"Windows": "torch_cpu.dll", "Darwin": "libtorch_cpu.dylib", "Linux": "libtorch_cpu.so"}
+    name = f"torch/lib/{names[system.cmake]}"
     data = zipfile.ZipFile(torch).read(name)
     # The names that a library offers lie in it between two zeros, Apple's with an underscore before.
     before = b"\0_" if system.cmake == "Darwin" else b"\0"
@@ -195,7 +200,7 @@ def experimental_wheel(system: System, library: Path) -> Path:
     (unpacked / "splatstudio" / "_C.so").unlink()
     shutil.copyfile(library, unpacked / "splatstudio" / library.name)
     (unpacked / "splatstudio" / "without_cuda.txt").write_text(
-        f"this wheel is experimental: its kernels for {system.name} were compiled, not run"
+        f"this wheel is experimental: its kernels for {system.name} were {system.proof}"
     )
     (tags,) = unpacked.glob("*.dist-info/WHEEL")
     described = tags.read_text()

@@ -59,6 +59,8 @@ CPU revision\t: 1
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "iniconfig", "pluggy", "sortedcontainers")
 # Small and needed, of all that torch's wheel for arm64 asks of NVIDIA.
 RUNTIME = ("nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*")
+# Of torch on a machine with CUDA; it is what the libraries without functions take the place of.
+OF_GPUS = re.compile("(nvidia-(cu|nccl|nv)|cuda-|triton)")
 TESTS = (
     "tests/kernels/test_area_means.py",
     "tests/kernels/test_mcmc_kernels.py",
@@ -226,7 +228,7 @@ def requirements(name: str) -> Iterator[str]:
     waiting, seen = [name], set()
     while waiting:
         key = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if key in seen:
+        if key in seen or OF_GPUS.match(key):
             continue
         seen.add(key)
         yield key
@@ -255,9 +257,12 @@ def pip(version: str, *arguments: object) -> None:
 
 def stub_libraries_of_gpus() -> None:
     """Give torch the libraries for GPUs that it is linked to, with all functions and nothing in them."""
+    stub = LIBRARIES / "libwithout_gpu.so"
+    for earlier in [file for file in LIBRARIES.glob("*.so*") if file.resolve().name == stub.name]:
+        earlier.unlink()
     folder = PACKAGES / "torch" / "lib"
     here = [*folder.glob("*.so*"), *LIBRARIES.glob("*.so*"), *SYSTEM.glob("lib/**/*.so*")]
-    offered = {path.name for path in here if not path.is_symlink() or path.exists()}
+    offered = {path.name for path in here}
     symbols, libraries = set(), set()
     for library in folder.glob("*.so*"):
         libraries |= {*re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf("-d", library))}
@@ -267,7 +272,6 @@ def stub_libraries_of_gpus() -> None:
     had = re.compile(r" (?:GLOBAL|WEAK|UNIQUE) +DEFAULT +(?!UND)\S+ ([^\s@]+)")
     present = {name for file in here for name in had.findall(read_elf("--dyn-syms", file))}
     wanted = sorted({tuple(symbol.partition("@")[::2]) for symbol in symbols})
-    stub = LIBRARIES / "libwithout_gpu.so"
     of_gpus = [
         Symbol(name, version or "NONE", "FUNC", 0)
         for name, version in wanted
@@ -275,7 +279,6 @@ def stub_libraries_of_gpus() -> None:
     ]
     write_stub(stub, of_gpus, COMPILER)
     for name in libraries - offered:
-        (LIBRARIES / name).unlink(missing_ok=True)
         (LIBRARIES / name).symlink_to(stub.name)
 
 

@@ -25,7 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "portable"
 OF_TORCH = re.compile(r"\b(?:aoti_torch|torch)_[a-z0-9_]+\b")
-ARM64 = "manylinux_2_28_aarch64"
+ARM64 = "manylinux_2_35_aarch64"
+# The newest versions of PEP 600's manylinux_2_35; an older one needs more than Debian's cross compiler does.
+NEWEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (11,)}
 ASKED_FOR = {"torch_exception_get_what_without_backtrace"}  # of newer torches alone: none is needed
 
 
@@ -112,7 +114,7 @@ def compiled(system: System) -> Path:
     if system.name == "clang":  # this system, with another compiler
         del settings["CMAKE_SYSTEM_NAME"], settings["CMAKE_SYSTEM_PROCESSOR"]
     elif system.cmake == "Linux":
-        settings["SPLAT_MANYLINUX"] = "ON"
+        settings["CMAKE_SKIP_RPATH"] = "ON"  # no place of this machine in it
     else:
         # zig is compiler and linker of any system; what it compiles cannot be tried here.
         settings |= {
@@ -184,8 +186,21 @@ def check_functions(system: System, torch: Path) -> int:
     return len(functions_used())
 
 
+def newer_than_policy(library: Path) -> list[str]:
+    """Return the versions of the C and C++ libraries that a library needs and the policy has not."""
+    readelf = ["readelf", "--wide", "--version-info", library]
+    told = subprocess.run(readelf, capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"Name: (\w+)_([0-9.]+)\s", told))
+    numbers = {f"{name}_{number}": tuple(map(int, number.split("."))) for name, number in needed}
+    return sorted(each for each, number in numbers.items() if number > NEWEST[each.partition("_")[0]])
+
+
 def experimental_wheel(system: System, library: Path) -> Path:
     """Return this version's wheel with the kernels for another system in place of those for this one."""
+    if system.wheel == ARM64 and (newer := newer_than_policy(library)):
+        sys.exit(
+            f"{library.name} needs {', '.join(newer)}, which {ARM64} does not have: use an older cross compiler"
+        )
     folder = ROOT / "build" / "experimental"
     plain = folder / system.name
     shutil.rmtree(plain, ignore_errors=True)

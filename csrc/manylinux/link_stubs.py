@@ -20,7 +20,7 @@ from pathlib import Path
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
 LIBRARIES = {"libc.so": "libc.so.6", "libm.so": "libm.so.6", "libstdc++.so": "libstdc++.so.6"}
 LIBRARIES |= {"libgcc_s.so": "libgcc_s.so.1"}
-LOADERS = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
+LOADER = "ld-linux-x86-64.so.2"
 # A symbol of `readelf --dyn-syms`: its size, type, section, name and version; one "@": not the default.
 ROW = re.compile(r"^ *\d+: \w+ +(\w+) +(\w+) +(?:GLOBAL|WEAK|UNIQUE) +DEFAULT +(\S+) (\w+)@@?(\w+[\w.]*)")
 
@@ -39,13 +39,11 @@ def main() -> None:
     """Write all stubs."""
     folder, compiler = Path(sys.argv[1]), sys.argv[2]
     folder.mkdir(parents=True, exist_ok=True)
-    # A compiler answers with the bare name where it has no such file.
-    loader = next(file for name in LOADERS if (file := library_file(compiler, name)).is_absolute())
     for link_name, soname in LIBRARIES.items():
         symbols = newest_allowed(exported(library_file(compiler, soname)))
         write_stub(folder / soname, symbols, compiler)
         # Beside it, as in the system's own libc.so: the variables of threads, and atexit.
-        beside = f"{library_file(compiler, 'libc_nonshared.a')} AS_NEEDED({loader})"
+        beside = f"{library_file(compiler, 'libc_nonshared.a')} AS_NEEDED({library_file(compiler, LOADER)})"
         (folder / link_name).write_text(f"GROUP({folder / soname} {beside})\n")
 
 

@@ -198,9 +198,8 @@ def newer_than_policy(library: Path) -> list[str]:
 def experimental_wheel(system: System, library: Path) -> Path:
     """Return this version's wheel with the kernels for another system in place of those for this one."""
     if system.wheel == ARM64 and (newer := newer_than_policy(library)):
-        sys.exit(
-            f"{library.name} needs {', '.join(newer)}, which {ARM64} does not have: use an older cross compiler"
-        )
+        needed = ", ".join(newer)
+        sys.exit(f"{library.name} needs {needed}, which {ARM64} does not have: use an older cross compiler")
     folder = ROOT / "build" / "experimental"
     plain = folder / system.name
     shutil.rmtree(plain, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Compile the CPU kernels for systems that are not here, and make experimental wheels of some of them.
 
     make portable-check                  (compiles; minutes the first time)
-    make experimental-wheels             (build/experimental: compiled, not run)
+    make experimental-wheels             (build/experimental: compiled, and that for Linux run emulated)
 
 clang and zig (of the registry's ziglang) compile for Linux, Windows and macOS; Debian's cross compiler for
 Linux on arm64. What needs a torch of the other system is linked against a list of the functions in C of which
@@ -25,18 +25,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "portable"
 OF_TORCH = re.compile(r"\b(?:aoti_torch|torch)_[a-z0-9_]+\b")
+ARM64 = "manylinux_2_35_aarch64"
+# The newest versions of PEP 600's manylinux_2_35; an older one needs more than Debian's cross compiler does.
+NEWEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (11,)}
 ASKED_FOR = {"torch_exception_get_what_without_backtrace"}  # of newer torches alone: none is needed
 
 
 @dataclass(frozen=True)
 class System:
-    """What is compiled for, by what: CMake's name and processor of it, and the platform of a wheel."""
+    """What is compiled for, by what: its name and processor in CMake, platform and proof of a wheel."""
 
     name: str
     compiler: tuple[str, ...]
     cmake: str
     processor: str
     wheel: str | None = None
+    proof: str = "compiled, not run"
 
     @property
     def folder(self) -> Path:
@@ -59,7 +63,7 @@ def _zig(target: str) -> tuple[str, ...]:
 
 SYSTEMS = (
     System("clang", ("clang++",), "Linux", "x86_64"),
-    System("linux-arm64", ("aarch64-linux-gnu-g++",), "Linux", "aarch64"),
+    System("linux-arm64", ("aarch64-linux-gnu-g++",), "Linux", "aarch64", ARM64, "run under emulation alone"),
     System("windows-x86_64", _zig("x86_64-windows-gnu"), "Windows", "AMD64", "win_amd64"),
     System("macos-arm64", _zig("aarch64-macos.14.0"), "Darwin", "arm64", "macosx_14_0_arm64"),
 )
@@ -90,7 +94,7 @@ def main() -> int:
                 print(f"  {check_functions(system, torch)} functions of torch, all of them in {torch.name}")
         if options.wheels:
             wheel = experimental_wheel(system, library)
-            print(f"  {wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB; compiled, not run")
+            print(f"  {wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB; {system.proof}")
     return 1 if len(missing) == len(SYSTEMS) else 0
 
 
@@ -109,7 +113,9 @@ def compiled(system: System) -> Path:
     }
     if system.name == "clang":  # this system, with another compiler
         del settings["CMAKE_SYSTEM_NAME"], settings["CMAKE_SYSTEM_PROCESSOR"]
-    elif system.cmake != "Linux":
+    elif system.cmake == "Linux":
+        settings["CMAKE_SKIP_RPATH"] = "ON"  # no place of this machine in it
+    else:
         # zig is compiler and linker of any system; what it compiles cannot be tried here.
         settings |= {
             "CMAKE_CXX_COMPILER_WORKS": "ON",
@@ -169,7 +175,8 @@ def _torch_functions(system: System) -> Path | None:
 
 def check_functions(system: System, torch: Path) -> int:
     """Return how many functions are used, all of which a wheel of torch for that system has; else exit."""
-    name = {"Windows": "torch/lib/torch_cpu.dll", "Darwin": "torch/lib/libtorch_cpu.dylib"}[system.cmake]
+    names = {"Windows": "torch_cpu.dll", "Darwin": "libtorch_cpu.dylib", "Linux": "libtorch_cpu.so"}
+    name = f"torch/lib/{names[system.cmake]}"
     data = zipfile.ZipFile(torch).read(name)
     # The names that a library offers lie in it between two zeros, Apple's with an underscore before.
     before = b"\0_" if system.cmake == "Darwin" else b"\0"
@@ -179,8 +186,20 @@ def check_functions(system: System, torch: Path) -> int:
     return len(functions_used())
 
 
+def newer_than_policy(library: Path) -> list[str]:
+    """Return the versions of the C and C++ libraries that a library needs and the policy has not."""
+    readelf = ["readelf", "--wide", "--version-info", library]
+    told = subprocess.run(readelf, capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"Name: (\w+)_([0-9.]+)\s", told))
+    numbers = {f"{name}_{number}": tuple(map(int, number.split("."))) for name, number in needed}
+    return sorted(each for each, number in numbers.items() if number > NEWEST[each.partition("_")[0]])
+
+
 def experimental_wheel(system: System, library: Path) -> Path:
     """Return this version's wheel with the kernels for another system in place of those for this one."""
+    if system.wheel == ARM64 and (newer := newer_than_policy(library)):
+        needed = ", ".join(newer)
+        sys.exit(f"{library.name} needs {needed}, which {ARM64} does not have: use an older cross compiler")
     folder = ROOT / "build" / "experimental"
     plain = folder / system.name
     shutil.rmtree(plain, ignore_errors=True)
@@ -195,7 +214,7 @@ def experimental_wheel(system: System, library: Path) -> Path:
     (unpacked / "splatstudio" / "_C.so").unlink()
     shutil.copyfile(library, unpacked / "splatstudio" / library.name)
     (unpacked / "splatstudio" / "without_cuda.txt").write_text(
-        f"this wheel is experimental: its kernels for {system.name} were compiled, not run"
+        f"this wheel is experimental: its kernels for {system.name} were {system.proof}"
     )
     (tags,) = unpacked.glob("*.dist-info/WHEEL")
     described = tags.read_text()

@@ -141,7 +141,9 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     found = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
     flags = [flag for flag in ("avx2", "fma", "avx512f") if re.search(rf"\b{flag}\b", text)]
-    return f"{found[1] if found else platform.machine()} ({' '.join(flags) or 'no AVX2'})"
+    name = found[1] if found else platform.machine()
+    # Only processors that may have AVX2 lack it.
+    return f"{name} ({' '.join(flags) or 'no AVX2'})" if platform.machine() in ("x86_64", "AMD64") else name
 
 
 def _version_of(package: str) -> str:

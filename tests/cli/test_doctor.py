@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import types
 from typing import Any
@@ -10,7 +11,7 @@ import pynvml
 import pytest
 import torch
 
-from splatstudio.cli import doctor, terminal
+from splatstudio.cli import doctor, report, terminal
 from splatstudio.cli.doctor import Finding, findings
 from splatstudio.devices import monitor as gpu_links
 from splatstudio.devices.monitor import read_gpus
@@ -93,6 +94,13 @@ def test_kernels_without_avx2_serve_and_are_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor.ops, "native_version", lambda: "portable")
     found = doctor._native()
     assert found.good and found.text.startswith("portable, which any processor runs, as this one has no AVX2")
+
+
+def test_a_processor_that_never_has_avx2_is_not_said_to_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.ops, "native_version", lambda: "portable")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(report, "open_input", lambda path: io.BytesIO(b"processor : 0\nFeatures : fp asimd"))
+    assert doctor._native().text == "portable" and report._processor() == "aarch64"
 
 
 def test_two_processes_of_this_machine_agree() -> None:

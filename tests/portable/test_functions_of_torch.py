@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PLACES = {"windows-x86_64": "torch_cpu.dll", "macos-arm64": "libtorch_cpu.dylib"}
+PLACES |= {"linux-arm64": "libtorch_cpu.so"}
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ release-check: wheel
 	$(BIN)/python tests/release/check.py $(PYTHONS)
 
 # The CPU kernels compiled by clang, for Linux on arm64, for Windows and for macOS: some minutes the first time, when zig
-# builds those systems' libraries, half a minute then. Not part of CI for that. With TORCH="WHEEL ..." of those systems
+# builds those systems' libraries, half a minute then. With TORCH="WHEEL ..." of those systems
 # it checks that these have all functions that the kernels use.
 ZIG := ziglang==0.17.1
 portable-check: setup

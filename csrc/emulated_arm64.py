@@ -233,9 +233,8 @@ def requirements(name: str) -> Iterator[str]:
         seen.add(key)
         yield key
         needed = map(Requirement, metadata.distribution(key).requires or ())
-        waiting += [
-            each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})
-        ]
+        there = {"extra": "", "platform_machine": "aarch64"}
+        waiting += [each.name for each in needed if each.marker is None or each.marker.evaluate(there)]
 
 
 def pinned(name: str) -> str:

@@ -114,8 +114,8 @@ release-check: wheel
 	$(BIN)/python tests/release/check.py $(PYTHONS)
 
 # The CPU kernels compiled by clang, for Linux on arm64, for Windows and for macOS: some minutes the first time, when zig
-# builds those systems' libraries, half a minute then. With TORCH="WHEEL ..." of those systems
-# it checks that these have all functions that the kernels use.
+# builds those systems' libraries. With TORCH="WHEEL ..." of those systems it checks that these have all functions that
+# the kernels use.
 ZIG := ziglang==0.17.1
 portable-check: setup
 	@$(BIN)/python -c 'import ziglang' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG)
@@ -127,7 +127,7 @@ experimental-wheels: setup
 	$(BIN)/python csrc/portable.py --wheels $(if $(TORCH),--torch $(TORCH))
 
 # splatstudio on an emulated arm64 Linux, in its own wheel: doctor, the kernels' tests, a short training, an export. Needs
-# qemu-user-static and Debian's cross compiler, fetches 0.5 GB once, takes a quarter of an hour; PART=doctor is one part.
+# qemu-user-static and Debian's cross compiler, fetches 0.5 GB once; PART=tests, three minutes, is one part.
 arm64-check: setup
 	@$(BIN)/python -c 'import wheel' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check wheel
 	$(BIN)/python csrc/emulated_arm64.py $(if $(PART),--only $(PART))

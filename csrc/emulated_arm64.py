@@ -1,6 +1,7 @@
 """Run splatstudio on an emulated arm64 Linux: `doctor`, the kernels' tests, a short training, and an export.
 
-    make arm64-check        (0.5 GB is fetched the first time; then a quarter of an hour on two cores)
+    make arm64-check                 (0.5 GB is fetched the first time)
+    make arm64-check PART=tests      (the kernels' tests alone: three minutes on two cores)
 
 qemu emulates the processor, and Debian's arm64 packages are unpacked beside the checkout: nothing of them is
 installed on this machine. What splatstudio needs comes as wheels for arm64, in the versions that are here,

@@ -226,7 +226,9 @@ def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False, flip
             notes.append(str(error))
     if flip and not has_flip():
         notes.append(NO_FLIP)
-    return Measures(tuple(networks), color_correct, True, flip and has_flip(), tuple(notes))
+    return Measures(
+        tuple(networks), color_correct, ms_ssim=True, flip=flip and has_flip(), notes=tuple(notes)
+    )
 
 
 class AbandonedElsewhere(Exception):

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import CommandLine
-from started_programs import start_program
+from started_programs import interrupt_training, start_program
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
@@ -252,15 +250,7 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     arguments = ["train", DEMO, "--run", folder, "--steps", "100000", *SMALL]
     environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
     process = start_program("-m", "splatstudio", *arguments, env=environment)
-    try:
-        metrics, end = folder / "metrics.jsonl", time.monotonic() + 200
-        while not (metrics.exists() and metrics.stat().st_size):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=200)
-    finally:
-        process.kill()
+    output, _ = interrupt_training(process, folder)
     assert process.returncode == 130
     saved = re.search(r"Saved (\S+step_\d+)", output)
     assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import CommandStreams
-from started_programs import start_program
+from started_programs import interrupt_training, start_program
 
 from splatstudio.cli import doctor, train
 from splatstudio.cli.doctor import Finding
@@ -152,15 +150,7 @@ def test_an_error_is_told_to_programs_and_to_people(
 def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start_program(*TRAIN, "--steps", "100000", "--run", folder, stderr=subprocess.PIPE)
-    try:
-        metrics, end = folder / "metrics.jsonl", time.monotonic() + 200
-        while not (metrics.exists() and metrics.stat().st_size):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, notes = process.communicate(timeout=200)
-    finally:
-        process.kill()
+    output, notes = interrupt_training(process, folder)
     values = object_in(output)
     assert process.returncode == 130 and values["stopped"] and "Go on with" in notes
     assert 0 < values["steps"] < 100000 and values["scores"] is None

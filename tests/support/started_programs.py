@@ -133,6 +133,19 @@ def run_program(
     return subprocess.CompletedProcess(list(map(str, arguments)), started.wait(), output, errors)
 
 
+def interrupt_training(training: StartedProgram, run: Path) -> tuple[str, str]:
+    """Press Ctrl-C once a training has begun to write its metrics; return what it printed, and its errors."""
+    try:
+        metrics, end = run / "metrics.jsonl", time.monotonic() + 200
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert training.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        training.send_signal(signal.SIGINT)
+        return training.communicate(timeout=200)
+    finally:
+        training.kill()
+
+
 @cache
 def _server() -> socket.socket:
     """Start the process that has loaded what programs need; it ends with this one. Return the line to it."""

@@ -38,7 +38,7 @@ class Scores:
         lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
         fetch_lpips: Download weights that are missing.
         color_correct: Also PSNR after the affine map of colors that fits each photograph best.
-        flip: FLIP, which tells how strongly an observer sees the difference; it takes longer than the others.
+        flip: FLIP, which tells how strongly an observer sees the difference; about a second a megapixel.
     """
 
     lpips: tuple[Literal["alex", "vgg"], ...] = ("alex", "vgg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import time
@@ -100,9 +101,14 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
         connection.send(essence(error))
         return
     connection.send(answer)
-    connection.close()
-    dist.barrier()  # a rank that leaves early would end the other one's last call
-    dist.destroy_process_group()
+    _wait_for_the_end()
+
+
+def _wait_for_the_end() -> None:
+    """Stay until this rank is ended from outside: one that leaves, or is ended, fails the other's last call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
 
 
 def _agree(rank: int, device: torch.device, group: dist.ProcessGroup | None) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import resource
+import subprocess
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -106,6 +109,24 @@ def test_a_processor_that_never_has_avx2_is_not_said_to_lack_it(monkeypatch: pyt
 def test_two_processes_of_this_machine_agree() -> None:
     measured = try_two_ranks()
     assert 0 < measured.broadcast_seconds < 1.0 and measured.bytes_per_second > 1e6
+
+
+ENDED_ONE_AFTER_THE_OTHER = """
+import multiprocessing.process as process, time
+from splatstudio.runtime.self_test import try_two_ranks
+join = process.BaseProcess.join
+if __name__ == "__main__":
+    process.BaseProcess.join = lambda ended: (join(ended), time.sleep(1.0))
+    print(try_two_ranks().bytes_per_second)
+"""
+
+
+def test_a_rank_that_is_ended_before_the_other_fails_nothing_of_its(tmp_path: Path) -> None:
+    script = tmp_path / "ended.py"
+    script.write_text(ENDED_ONE_AFTER_THE_OTHER)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert float(done.stdout) > 1e6
 
 
 def test_ranks_that_cannot_work_together_are_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

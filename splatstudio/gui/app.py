@@ -20,7 +20,7 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import HomeBar, StatusPanel
-from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher, add_view_keys
+from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
 from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import after_callbacks
@@ -34,6 +34,7 @@ from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.log import LogPanel
+from splatstudio.gui.tabs.navigation import Navigation, add_view_keys
 from splatstudio.gui.tabs.photos import PhotosPanel
 from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.gui.tabs.train import TrainPanel
@@ -229,6 +230,7 @@ class Studio:
                 add(train.plots)
         with tabs.add_tab("View"):
             add(view := ViewPanel(page))
+            add(Navigation(page))
         with tabs.add_tab("Evaluate"):
             add(EvaluatePanel(page, view.compare))
         with tabs.add_tab("Render"):

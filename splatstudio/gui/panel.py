@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import viser
 
@@ -19,7 +18,7 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import TaskBoard
-from splatstudio.gui.state.viewpoint import FirstView, Side
+from splatstudio.gui.state.viewpoint import FirstView
 from splatstudio.runtime.messages import Event
 
 # viser's camera moves with these, and with the arrow keys.
@@ -33,6 +32,15 @@ class Hotkeys:
     def __init__(self, server: viser.ViserServer):
         self._server = server
         self._taken: dict[tuple[str, bool], str] = {}
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Return each key, as it is written on a keyboard, and what it does."""
+        words = {"space": "Space"}
+        return [
+            (f"Ctrl+{key}" if control else words.get(key, key), label)
+            for (key, control), label in self._taken.items()
+        ]
 
     def add(
         self,
@@ -67,17 +75,6 @@ class Hotkeys:
                 action(event.client)
 
         return handle
-
-
-def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
-    """Add the keys that move one browser's camera to a view of everything."""
-    hotkeys.add("F", "Frame everything", first_view.frame, "From the direction in which you look")
-    sides = get_args(Side)
-    for number, side in enumerate(sides, 1):
-        preposition = "" if side in ("above", "below") else "the "
-        look = partial(first_view.look_from, side=side)
-        hotkeys.add(f"{number}", f"Look from {preposition}{side}", look, "At everything")
-    hotkeys.add(f"{len(sides) + 1}", "Reset the view", first_view.show, "Where a new browser stands")
 
 
 class Panel:

@@ -105,7 +105,7 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
 
 
 def _wait_for_the_end() -> None:
-    """Stay until this rank is ended from outside: one that leaves, or is ended, fails the other's last call."""
+    """Stay until the parent ends this rank: one that leaves early fails the other's last call."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -78,3 +78,32 @@ def test_a_page_that_reconnects_is_dressed_once(browser: Any) -> None:
         made[0] == made[1] and {"click", "interval", "keydown", "keyup"} < set(made[0][0]) and made[0][1] > 0
     )
     blank.close()
+
+
+def test_a_training_that_ends_is_told_to_a_browser_that_wants_it(browser: Any) -> None:
+    blank = browser.new_page()
+    blank.set_content(
+        "<span data-splatstudio=name>fox</span><span data-splatstudio=state>Training</span>"
+        "<input type=checkbox data-own=notify>"
+    )
+    blank.evaluate(
+        "() => { window.told = [];"
+        " Object.defineProperty(window, 'isSecureContext', {value: true});"
+        " window.Notification = class { constructor(text) { window.told.push(text); } };"
+        " Notification.permission = 'default';"
+        " Notification.requestPermission = async () => Notification.permission = window.answer; }"
+    )
+    blank.evaluate(f"() => {{ {page_script()} }}")
+    says = "state => { document.querySelector('[data-splatstudio=state]').textContent = state; }"
+    wait = "() => new Promise(done => setTimeout(done, 1100))"
+    for answer, expected in (("denied", []), ("granted", ["fox: Finished"])):
+        blank.evaluate("answer => { window.answer = answer; }", answer)
+        blank.locator("[data-own=notify]").click()
+        blank.evaluate(wait)
+        assert blank.locator("[data-own=notify]").is_checked() == (answer == "granted")
+        blank.evaluate(says, "Finished")
+        blank.evaluate(wait)
+        assert blank.evaluate("window.told") == expected
+        blank.evaluate(says, "Training")
+        blank.evaluate(wait)
+    blank.close()

@@ -107,6 +107,10 @@ def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder
     photos_are_sorted_by_error(screen)
     see_every_mode(screen, model)
     look_from_the_sides(screen)
+    see_the_axes(screen)
+    fly_as_fast_as_one_likes(screen)
+    fly_to_what_is_double_clicked(screen)
+    read_the_keys(screen)
     assert screen.errors == []
 
 
@@ -259,6 +263,74 @@ def look_from_the_sides(screen: Screen) -> None:
     press(screen, "f")
     screen.wait(lambda: math.isclose(far(), distance, rel_tol=1e-4), "F frames everything")
     assert np.allclose(ahead(), before, atol=0.02)
+
+
+def see_the_axes(screen: Screen) -> None:
+    """Look at the axes in the corner: each arm lies as the scene's does in the picture."""
+
+    def arms() -> list[float]:
+        return screen.page.evaluate(
+            """() => ["x", "y", "z"].flatMap(name => {
+                const line = document.querySelector(`.ss-axes [data-axis=${name}] line`);
+                const end = key => Number(line.getAttribute(key));
+                return [end("x2") - end("x1"), end("y2") - end("y1")].map(way => way / 26);
+            })"""
+        )
+
+    expected = screen.viewpoint.camera(1.0).viewmat[:2, :3].T.ravel()
+    screen.wait(lambda: bool(np.allclose(arms(), expected, atol=0.02)), lambda: f"{arms()} is {expected}")
+    screen.page.get_by_text("This browser").click()
+    for wanted in (False, True):
+        screen.page.locator("[data-own=axes]").click()
+        screen.wait(lambda wanted=wanted: screen.page.locator(".ss-axes").is_visible() == wanted, f"{wanted}")
+
+
+def fly_as_fast_as_one_likes(screen: Screen) -> None:
+    """Hold W: the camera flies ahead, and the wheel makes it faster meanwhile, here and at the next visit."""
+    box = screen.page.locator(CANVAS).bounding_box()
+    start, ahead = screen.viewpoint.position, screen.viewpoint.camera(1.0).viewmat[2, :3]
+    flown = lambda: screen.viewpoint.position - start  # noqa: E731
+    screen.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2)
+    screen.page.keyboard.down("w")
+    screen.wait(lambda: float(flown() @ ahead) > 0.02, "it flies")
+    screen.page.mouse.wheel(0, -100)
+    screen.wait(lambda: screen.page.locator(".ss-speed").inner_text() == "Fly speed 1.2×", "it is told")
+    screen.page.keyboard.up("w")
+    screen.settle()
+    assert np.linalg.norm(np.cross(flown(), ahead)) < 1e-3 * np.linalg.norm(flown()), "straight ahead"
+    assert screen.page.evaluate("localStorage.getItem('splatstudio-speed')") == "0.25"
+    screen.wait(
+        lambda: screen.page.locator("[data-own=speed]").input_value() == "0.25", "the slider shows it"
+    )
+
+
+def fly_to_what_is_double_clicked(screen: Screen) -> None:
+    """Click twice on the model: the camera flies half the way there, with the place in the middle."""
+    screen.enter("Near", "0.01")
+    screen.page.evaluate("document.activeElement.blur()")
+    press(screen, "f")
+    screen.settle()
+    before = screen.viewpoint
+    camera, box = before.camera(1.0), screen.page.locator(CANVAS).bounding_box()
+    x, y = box["width"] * 0.45, box["height"] * 0.5
+    screen.page.mouse.dblclick(box["x"] + x, box["y"] + y)
+    screen.wait(lambda: not np.array_equal(screen.viewpoint.position, before.position), "it flies there")
+    screen.settle()
+    target = np.asarray(screen.client.camera.look_at)
+    seen = camera.K @ camera.viewmat[:3] @ [*target, 1.0]
+    assert np.allclose(seen[:2] / seen[2], (x, y), atol=2.0), "what was clicked is in the middle"
+    far = np.linalg.norm(target - before.position)
+    assert np.isclose(np.linalg.norm(target - screen.viewpoint.position), far / 2, rtol=0.01)
+    assert np.allclose(screen.viewpoint.camera(1.0).viewmat[2, :3], camera.viewmat[2, :3], atol=0.01)
+
+
+def read_the_keys(screen: Screen) -> None:
+    """Press ? for the list of keys, and put it away."""
+    screen.page.keyboard.press("?")
+    keys = screen.page.locator("[data-splatstudio=keys]")
+    keys.get_by_text("Look from above").wait_for()
+    screen.button("Close").click()
+    keys.wait_for(state="detached")
 
 
 def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path) -> None:

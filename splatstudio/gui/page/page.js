@@ -126,8 +126,12 @@
       const share = Math.min(Math.max((event.clientX - line.left) / line.width, 0), 1);
       write.call(line.field, share.toFixed(2));
       line.field.dispatchEvent(new InputEvent("input", {bubbles: true}));
-    } else if (event.target.tagName === "CANVAS" && !event.buttons)
-      event.target.style.cursor = onLine(event) ? "ew-resize" : "";
+    } else if (event.target.tagName === "CANVAS" && !event.buttons) {
+      // viser has a hand there over what can be clicked.
+      const style = event.target.style;
+      if (onLine(event)) style.cursor = "ew-resize";
+      else if (style.cursor === "ew-resize") style.cursor = "";
+    }
   }, true);
   for (const kind of ["pointerup", "pointercancel"])
     addEventListener(kind, event => {

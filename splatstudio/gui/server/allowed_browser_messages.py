@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import viser
@@ -181,6 +181,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "screen_pos": tuple[_Screen, _Screen],
         "modifier": _or_none(_Id),
         "owner": _Id,
+    },
+    "ScenePointerMessage": {
+        "event_type": Literal["click"],
+        "ray_origin": _Vector,
+        "ray_direction": _Vector,
+        "screen_pos": tuple[tuple[_Screen, _Screen]],
+        "modifier": _or_none(_Id),
     },
     "TransformControlsUpdateMessage": {"name": _Name, "wxyz": _Quat, "position": _Vector, "owner": _Id},
     "TransformControlsDragStartMessage": {"name": _Name, "owner": _Id},

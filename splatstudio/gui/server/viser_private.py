@@ -66,9 +66,10 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
 
 
 def page_script() -> str:
-    """Return the script of page/page.js, with the style sheet and what else it is handed over."""
+    """Return the scripts of page/, with the style sheet and what else they are handed over."""
     handed_over = {"css": (_PAGE / "page.css").read_text("utf-8"), "stillHere": STILL_HERE}
-    return f"window.splatstudio = {json.dumps(handed_over)};\n{(_PAGE / 'page.js').read_text('utf-8')}"
+    scripts = "\n".join((_PAGE / name).read_text("utf-8") for name in ("page.js", "navigation.js"))
+    return f"window.splatstudio = {json.dumps(handed_over)};\n{scripts}"
 
 
 def end_opening(client: viser.ClientHandle) -> None:
@@ -79,6 +80,6 @@ def end_opening(client: viser.ClientHandle) -> None:
 
 
 def dress_page(client: viser.ClientHandle) -> None:
-    """Give a browser's page what viser's own lacks: see page/page.js and page/page.css."""
+    """Give a browser's page what viser's own lacks: the scripts and the style sheet of page/."""
     message = _messages.RunJavascriptMessage(source=page_script())
     client.gui._websock_interface.queue_message(message)

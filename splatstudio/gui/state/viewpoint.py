@@ -211,6 +211,11 @@ class FirstView:
         self._announced: Axis | None = None
         server.on_client_disconnect(self._left)
 
+    @property
+    def distance(self) -> float:
+        """Return how far from the middle of what there is one sees all of it, world units."""
+        return self._distance
+
     def of_scene(self, scene: Scene) -> None:
         """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
         camera, positions = scene.cameras[0], positions_of(scene)

@@ -369,6 +369,25 @@ def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path)
         nearest = 1.0 if name == "points" else 0.5
         assert np.abs(np.median(offset, axis=0)).max() < nearest, f"{name} are beside their place: {offset}"
     assert np.abs(offsets["splats"] - offsets["points"]).max() < 1.5
+    a_point_near_by_covers_little(screen, scene)
+
+
+def a_point_near_by_covers_little(screen: Screen, scene: Scene) -> None:
+    """Stand right before a point: it is a dot still, no disc that hides all others."""
+    far = np.linalg.norm(scene.points[:, None] - scene.points[None], axis=-1) + 1e9 * np.eye(
+        len(scene.points)
+    )
+    point = scene.points[far.min(axis=1).argmax()]  # that stands most alone
+    eye = point - np.array([0.0, 0.02 * scene.extent, 0.0])
+    viewmat = look_at(eye, point, np.array([0.0, 0.0, 1.0]))
+    fly_to(screen.client, replace(scene.cameras[1], viewmat=viewmat), 0.02 * scene.extent)
+    screen.settle()
+    picture = resting_picture(screen)
+    lit = (picture.max(axis=2) > 30).astype(np.uint8)
+    _, labels, figures, _ = cv2.connectedComponentsWithStats(lit)
+    middle = labels[picture.shape[0] // 2, picture.shape[1] // 2]
+    assert middle > 0, "the point is in the middle"
+    assert 4 <= max(figures[middle][cv2.CC_STAT_WIDTH], figures[middle][cv2.CC_STAT_HEIGHT]) <= 14
 
 
 def resting_picture(screen: Screen) -> np.ndarray:

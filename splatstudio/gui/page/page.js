@@ -187,6 +187,19 @@
     last?.focus({focusVisible: true});
   }, 100);
 
+  // A point of viser's grows without bound for who comes near, and then covers what one looks at.
+  const largest = 10;  // px
+  setInterval(() => {
+    window.__viserMutable?.scene?.traverse(({isPoints, material}) => {
+      const grows = "gl_PointSize = (scale / -world_pos.z);";
+      if (!isPoints || !material?.vertexShader?.includes(grows)) return;
+      const bound = (largest * devicePixelRatio).toFixed(1);
+      material.vertexShader = material.vertexShader.replace(grows, `gl_PointSize = min(scale / -world_pos.z, ${bound});`);
+      material.needsUpdate = true;
+      window.__viserMutable.requestRender();
+    });
+  }, 250);
+
   // Both docks leave little of a narrow window: there they are folded at first, the one at the left before that
   // with the buttons.
   let width = Infinity, looked = 0;

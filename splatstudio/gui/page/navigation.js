@@ -125,7 +125,8 @@
     if (seen === drawn) return;
     drawn = seen;
     axes.style.left = `${box.left + 8}px`;
-    axes.style.top = `${box.bottom - 2 * middle - 8}px`;
+    // In a window as narrow as a phone the dock lies over the lower half of the picture: see page.css.
+    axes.style.top = `${innerWidth <= 576 ? box.top + 8 : box.bottom - 2 * middle - 8}px`;
     const into = camera.quaternion.clone().invert().multiply(world.quaternion);
     const places = arms.map(each => ({each, to: camera.position.clone().set(...each.along).applyQuaternion(into)}));
     places.sort((one, other) => one.to.z - other.to.z);  // the nearest is drawn last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,17 @@ import pytest
 from estimations import SECONDS, kept_so_far
 from textured_rooms import ring, table_with_boxes, write_photographs
 
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.cli.start import run_until_closed
+from splatstudio.gui.app import Studio, open_studio
+from splatstudio.gui.server.access import Listen
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.estimate import lacks_poses, note_on_changes
 from splatstudio.poses.store import PoseStore
+from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.device_options import AS_FOUND
 
 NUM = 14
 
@@ -55,3 +64,51 @@ def test_a_model_tells_whose_poses_it_is(tmp_path: Path) -> None:
         assert store is not None and store.source == source and store.path == PoseStore(source).path
     assert PoseStore.of_model(None) is PoseStore.of_model(tmp_path / "sparse" / "0") is None
     assert PoseStore.of_model(Path("/0")) is PoseStore.of_model(Path("0")) is None
+
+
+def test_photographs_join_in_the_middle_of_a_running_training(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    estimation, so_far, _ = kept_so_far(photos)
+    config = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), downscale=4)
+    opened = [Studio(photos, network=Listen(port=0), config=config)]
+    monkeypatch.setattr(
+        "splatstudio.gui.app.open_studio",
+        lambda *path, **asked: opened.append(open_studio(*path, **asked)) or opened[-1],
+    )
+    left_at: list[int] = []
+
+    def use() -> None:
+        end = time.monotonic() + 100.0
+        try:
+            assert estimation.wait(60.0) and estimation.report is not None
+            trains(opened[0], 20, end)
+            left_at.append(opened[0].controller.status.step)
+            opened[0].open_again()
+            while len(opened) < 2:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            trains(opened[1], left_at[0] + 20, end)
+        finally:
+            opened[-1].go_home()
+
+    opened[0].start_training()
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(use)
+        assert run_until_closed(opened[0], AS_FOUND) is not None
+        used.result()
+    first, second = (one.controller.project for one in opened)
+    assert first.scene is not None and second.scene is not None and second.run_dir is not None
+    assert second.run_dir == first.run_dir, "the same run goes on"
+    assert (len(first.scene.views), len(second.scene.views)) == (len(so_far.posed), NUM)
+    saved = newest_checkpoint(second.run_dir)
+    assert saved is not None and checkpoint_step(saved) >= left_at[0] + 20
+
+
+def trains(studio: Studio, step: int, end: float) -> None:
+    """Wait until a studio trains and is at a step."""
+    while studio.controller.status.state != "training" or studio.controller.status.step < step:
+        assert time.monotonic() < end and studio.controller.status.state != "failed", studio.controller.status
+        time.sleep(0.05)

@@ -117,7 +117,7 @@ class Studio:
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if project.path.is_file() else "+z")
         self._viewport = Viewport(self._server, self.controller, project.scene)
-        self.controller.preview.on_change = self._another_model
+        self.controller.preview.on_change = self.controller.beside.on_change = self._another_model
         self._build_page(project)
         self.controller.listen(Milestones(self.controller, self._news.note).follow)
         self.controller.listen(self._follow)

@@ -256,6 +256,32 @@ class PreviewBar(Panel):
         return note_html(f"In the view: {self.controller.preview.path}. {behind}{takes}")
 
 
+class BesideBar(Panel):
+    """Which model is at the left of the one in the view, the line between them, and the end of it."""
+
+    LINE = "Other | this"
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        text = self.gui.add_html("", visible=False)
+        line = self.gui.add_slider(self.LINE, 0.0, 1.0, 0.01, 0.5, visible=False)
+        end = self.button("End the comparison", lambda _: self.controller.beside.leave(), visible=False)
+        when_user(line, lambda _, share: page.viewport.show_beside(share))
+        self.keep(text, content=self._said)
+        for handle in (text, line, end):
+            self.keep(handle, visible=lambda: self.controller.beside.path is not None)
+
+    def _said(self) -> str:
+        beside = self.controller.beside
+        if beside.path is None:
+            return ""
+        if beside.worker is None:
+            return note_html(f"{beside.path} is being read.", mark="beside")
+        # page.js finds the line to drag by the span.
+        said = note_html(f"Left: {beside.path}. Right: what is in the view otherwise.", mark="beside")
+        return f'<div data-span="0 1" data-slider="{self.LINE}">{said}</div>'
+
+
 class PartBar(Panel):
     """The offer to merge, where the model in the view is one rank's part: until the whole one is shown."""
 
@@ -360,6 +386,7 @@ class StatusPanel(Panel):
             visible=lambda: controller.project.device_use.idle_gpu,
         )
         self._part = self.add(PartBar(page))
+        self.add(BesideBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         begins = "Begins a new run, with settings to choose; nothing is overwritten."
         ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."

@@ -20,7 +20,7 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import MAX_PLOT_POINTS, Curve, History
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status, followed
-from splatstudio.gui.tabs.train import TrainingPlots, axis_ranges, from_zero, joined
+from splatstudio.gui.tabs.plots import TrainingPlots, axis_ranges, from_zero, joined
 from splatstudio.runtime.messages import Evaluated, Event, Progress, StateChanged
 from splatstudio.runtime.training_news import StepRate
 from splatstudio.scene.load import load_training_scene

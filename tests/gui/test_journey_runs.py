@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from blob_models import blobs
-from studio_page import PAGE_TEST, Screen, row
+from studio_page import CANVAS, PAGE_TEST, Screen, press_on_the_scene, row
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
+from splatstudio.models.model import load_model
+from splatstudio.rendering.render import render_image
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]
@@ -37,6 +41,7 @@ def test_the_models_of_runs_are_opened_evaluated_exported_deleted_and_merged(
     screen.wait(lambda: screen.text("state") == "Stopped", "stopped")
     screen.close_notices()
     delete(screen, saved_run)
+    compare_two_runs(screen, saved_run)
     merge_gsplats_parts(screen, tmp_path)
     assert screen.errors == []
 
@@ -123,6 +128,54 @@ def delete(screen: Screen, run: Path) -> None:
     assert newest is not None and newest_checkpoint(run) == newest
     screen.wait(lambda: row(screen, "Step 40 · ").count() == 0, "the list knows")
     screen.close_notices()
+
+
+def compare_two_runs(screen: Screen, run: Path) -> None:
+    """See an earlier run left of the line and this one at its right; drag the line, and end it."""
+    earlier = shutil.copytree(run, run.parent / "earlier")
+    for checkpoint in (earlier / "ckpts").iterdir():
+        if checkpoint.name != "step_00000020":
+            shutil.rmtree(checkpoint)
+    newest = newest_checkpoint(run)
+    assert newest is not None
+    models = [load_model(path) for path in (earlier / "ckpts" / "step_00000020", newest)]
+    screen.tab("View")
+    screen.choose("Compare", "Off")
+    screen.switch("Cameras").click()
+    screen.switch("Points").click()
+    screen.tab("Evaluate")
+    screen.page.get_by_text("Compare runs").click()
+    screen.wait(lambda: "earlier" in screen.text("runs"), "the table has it")
+    screen.choose("With", "earlier")
+    charts = screen.page.get_by_text("PSNR, dB (orange: the other; dots: test)")
+    charts.wait_for()
+    screen.button("Show both").click()
+    screen.wait(lambda: screen.text("beside").startswith("Left: "), "it is there")
+    screen.settle()
+    camera = screen.viewpoint.camera(1.0)
+    drawn = [render_image(model.gaussians, camera, model.options) for model in models]
+    seen_left_of(screen, drawn, 0.5)
+    box = screen.page.locator(CANVAS).bounding_box()
+    middle = box["y"] + 0.7 * box["height"]
+    press_on_the_scene(screen.page, box["x"] + 0.5 * box["width"], middle)
+    screen.page.mouse.move(box["x"] + 0.25 * box["width"], middle, steps=5)
+    screen.page.mouse.up()
+    seen_left_of(screen, drawn, 0.25)
+    screen.button("End the comparison").click()
+    screen.page.locator("[data-splatstudio=beside]").wait_for(state="hidden")
+    seen_left_of(screen, drawn, 0.0)
+    shutil.rmtree(earlier)
+
+
+def seen_left_of(screen: Screen, drawn: list[np.ndarray], share: float) -> None:
+    """Wait until the first picture is seen in that share of the width, and the second at its right."""
+    expected = drawn[1].copy()
+    column = round(share * expected.shape[1])
+    expected[:, :column] = drawn[0][:, :column]
+    difference = np.abs(drawn[0].astype(int) - drawn[1]).mean()
+    assert difference > 6.0, "the two must differ for the test to tell"
+    off = lambda: float(np.abs(screen.picture().astype(int) - expected).mean())  # noqa: E731
+    screen.wait(lambda: off() < 0.2 * difference, lambda: f"off by {off():.2f} of {difference:.2f}")
 
 
 def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:

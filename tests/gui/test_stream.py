@@ -6,10 +6,11 @@ import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
+import simplejpeg
 import viser
 import viser.transforms
 from blob_models import ring_of_cameras
@@ -294,6 +295,39 @@ def test_a_new_comparison_needs_no_new_picture_of_the_model() -> None:
     assert replace(look, comparison=Comparison("split", split=0.1)).draws_like(look)
     assert not replace(look, comparison=Comparison("difference")).draws_like(look)
     assert not replace(look, options=ViewOptions(mode="depth")).draws_like(look)
+
+
+def test_a_model_that_is_compared_with_is_seen_left_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[np.ndarray] = []
+    monkeypatch.setattr(
+        "splatstudio.gui.state.stream.push_background_jpeg",
+        lambda _, jpeg: shown.append(simplejpeg.decode_jpeg(jpeg)),
+    )
+
+    class Two(OneModel):
+        asked: ClassVar[list[tuple[int, int]]] = []
+
+        def render_beside(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+            self.asked.append((camera.width, camera.height))
+            frame = Frame(view, 1, 0, camera.width, camera.height, 7, 0.001)
+            return ReceivedFrame(frame, np.full((camera.height, camera.width, 3), 200, np.uint8))
+
+    def seam(picture: np.ndarray) -> float:
+        bright = np.flatnonzero(picture[picture.shape[0] // 2, :, 0] > 100)
+        assert len(bright) and bright[0] == 0, "the other model is at the left"
+        return (bright[-1] + 1) / picture.shape[1]
+
+    source = Two()
+    stream = Stream(browser([]), source, ViewSettings(beside_split=0.25))
+    try:
+        wait_until(lambda: bool(shown) and abs(seam(shown[-1]) - 0.25) < 0.02)
+        wait_until(lambda: stream._shown is not None and not stream._shown.moving)
+        both_drawn = (source.num_drawn, len(source.asked))
+        stream.change(lambda settings: replace(settings, beside_split=0.75))
+        wait_until(lambda: abs(seam(shown[-1]) - 0.75) < 0.02)
+        assert (source.num_drawn, len(source.asked)) == both_drawn, "only the line has moved"
+    finally:
+        stream.close()
 
 
 def test_the_next_picture_waits_for_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from plateau_settings import ANYHOW, FLAT_NEWS
 
 from splatstudio.files.run import Run
 from splatstudio.gui.panel import Hotkeys, Page
+from splatstudio.gui.state.history import History
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.state.stream import ModelState
@@ -100,6 +101,8 @@ def page(
         project=Project(blob_scene.path, blob_scene, None, run, TrainConfig()),
         status=Status(has_model=True),
         preview=SimpleNamespace(path=None, worker=None, leave=lambda: None),
+        beside=SimpleNamespace(path=None, worker=None, leave=lambda: None),
+        history=History(),
         replacements=[],
         pids=(),
         send=sent.append,

@@ -96,11 +96,13 @@
     passing = false;
   }, true);
 
-  // The line between photograph and model is dragged where it is seen: its slider gets what it would be set to.
+  // The line between photograph and model, or between two models, is dragged where it is seen: its slider gets what it would be set to.
   const near = 8;  // px
   const divider = canvas => {
-    const span = document.querySelector("[data-photo-span]")?.dataset.photoSpan.split(" ").map(Number);
-    const label = [...document.querySelectorAll("label")].find(each => each.textContent === "Photo | model");
+    const told = document.querySelector("[data-photo-span]") ?? document.querySelector("[data-span]");
+    const span = (told?.dataset.photoSpan ?? told?.dataset.span)?.split(" ").map(Number);
+    const name = told?.dataset.slider ?? "Photo | model";
+    const label = [...document.querySelectorAll("label")].find(each => each.textContent === name);
     const field = label && document.getElementById(label.htmlFor)?.parentElement.querySelector("input[inputmode]");
     if (!span || !field || canvas.tagName !== "CANVAS") return null;
     const box = canvas.getBoundingClientRect();

@@ -132,6 +132,7 @@ class Controller(FrameSource):
         self.last_step: int | None = None  # of which the run that was opened has something; None: of all
         self.replacements: list[str] = []  # why the worker was replaced, each time
         self.preview = PreviewModel(notify)
+        self.beside = PreviewModel(notify)  # another model, at the left of the one in the view
         self._notify = notify
         self._lock = threading.RLock()
         self._following = threading.Lock()  # news come from more than one process
@@ -163,12 +164,14 @@ class Controller(FrameSource):
     def close(self) -> None:
         """Let the worker save what is unsaved and leave."""
         self._worker.send(messages.Close())  # a model beside the training does not keep it waiting
-        self.preview.end()
+        for other in (self.preview, self.beside):
+            other.end()
         self._worker.close()
 
     def kill(self) -> None:
         """End the worker at once; what is unsaved is lost."""
-        self.preview.end(at_once=True)
+        for other in (self.preview, self.beside):
+            other.end(at_once=True)
         self._worker.kill()
 
     @property
@@ -199,13 +202,23 @@ class Controller(FrameSource):
 
     def render(self, view: int, camera: Camera, options: messages.ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        seq, worker = next(self._seq), self.preview.worker or self._worker
+        return self._rendered_by(self.preview.worker or self._worker, view, camera, options)
+
+    def render_beside(self, view: int, camera: Camera, options: messages.ViewOptions) -> ReceivedFrame | None:
+        """Return a picture of the model that is compared with, None where there is none."""
+        worker = self.beside.worker
+        return None if worker is None else self._rendered_by(worker, view, camera, options)
+
+    def _rendered_by(
+        self, worker: WorkerClient, view: int, camera: Camera, options: messages.ViewOptions
+    ) -> ReceivedFrame | None:
+        seq = next(self._seq)
         worker.send(messages.SetView(view, seq, camera, options))
         return worker.wait_for_frame(view, seq, FRAME_SECONDS)
 
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
-        for worker in (self.preview.worker, self._worker):
+        for worker in (self.preview.worker, self.beside.worker, self._worker):
             if worker is not None:
                 worker.drop_view(view)
 
@@ -234,15 +247,25 @@ class Controller(FrameSource):
         older = status.state == "viewing" and newest is not None and status.step < newest
         return newest if older else None
 
+    def _view_job(self, path: Path) -> messages.ViewJob:
+        scene = self.project.scene
+        return messages.ViewJob(path, None if scene is None else tuple(map(tuple, scene.transform.tolist())))
+
+    def compare_with(self, path: Path) -> None:
+        """Show a model from the disk at the left of the one in the view.
+
+        Raises ValueError when its process cannot be started.
+        """
+        job = self._view_job(path)
+        self.beside.show(job, plan_for(job, self.project.devices))
+
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
 
         Raises ValueError when its process cannot be started.
         """
         with self._lock:
-            scene = self.project.scene
-            frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
-            job = messages.ViewJob(path, frame)
+            job = self._view_job(path)
             if self._trains and self.status.state != "finished":
                 self.preview.show(job, plan_for(job, self.project.devices))
                 return

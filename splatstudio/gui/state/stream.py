@@ -83,6 +83,10 @@ class FrameSource(Protocol):
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
         ...
 
+    def render_beside(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Return a picture of a model that is compared with, None where there is none."""
+        return None
+
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
         ...
@@ -104,12 +108,16 @@ class PictureScale:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """What a browser has chosen. `max_scale` limits the pictures to that times the window's pixels a side."""
+    """What a browser has chosen. `max_scale` limits the pictures to that times the window's pixels a side.
+
+    Of a model that is compared with as many columns are seen at the left: `beside_split`, 0..1.
+    """
 
     options: ViewOptions = field(default_factory=ViewOptions)
     comparison: Comparison = field(default_factory=Comparison)
     max_scale: float = 1.0
     splats: bool = True  # whether the model is shown at all
+    beside_split: float = 0.5
 
     @property
     def wants_photo(self) -> bool:
@@ -118,8 +126,8 @@ class ViewSettings:
 
     def draws_like(self, other: ViewSettings) -> bool:
         """Return whether a picture that was rendered for `other` will do: the model is drawn the same way."""
-        mine, its = self.comparison, other.comparison
-        return replace(self, comparison=replace(its, kind=mine.kind)) == other
+        comparison = replace(other.comparison, kind=self.comparison.kind)
+        return replace(self, comparison=comparison, beside_split=other.beside_split) == other
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +212,7 @@ class Stream:
         self._shown: PictureOrder | None = None
         self._shown_step: int | None = None
         self._received: tuple[PictureOrder, ReceivedFrame] | None = None
+        self._beside: tuple[PictureOrder, ReceivedFrame | None] | None = None  # of the model compared with
         self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
@@ -296,9 +305,13 @@ class Stream:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
                 continue
+            beside = None if request.place is not None else self._rendered_beside(order, request)
             if not self._browser_is_ready():
                 continue
             picture, frame = self._finished(received, request, order.settings)
+            if beside is not None:
+                other = scaled(beside.image, picture.shape[1], picture.shape[0])
+                picture = compared(picture, other, Comparison("split", order.settings.beside_split))
             jpeg = simplejpeg.encode_jpeg(
                 picture,
                 quality=MOVING_QUALITY if order.moving else STILL_QUALITY,
@@ -329,6 +342,16 @@ class Stream:
             self._received = (order, received)
             self._schedule_next(order, received.frame.render_seconds)
         return received
+
+    def _rendered_beside(self, order: PictureOrder, request: FrameRequest) -> ReceivedFrame | None:
+        """Return the picture of the model that is compared with, the last one where that is the same."""
+        if self._beside is not None:
+            before, beside = self._beside
+            if (before.render_version, before.scale) == (order.render_version, order.scale):
+                return beside
+        beside = self._source.render_beside(self.client.client_id, request.camera, request.options)
+        self._beside = (order, beside)
+        return beside
 
     def _finished(
         self, received: ReceivedFrame | None, request: FrameRequest, settings: ViewSettings
@@ -462,6 +485,7 @@ class Viewport:
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
         self.trim = KEEP_ALL  # what all browsers hide
+        self.beside_split = 0.5  # where all browsers see the line between two models
         server.on_client_connect(self._connect)
         server.on_client_disconnect(self._disconnect)
 
@@ -496,6 +520,12 @@ class Viewport:
         for stream in self._all():
             stream.change(lambda settings: replace(settings, options=replace(settings.options, trim=trim)))
 
+    def show_beside(self, split: float) -> None:
+        """Move the line to a model that is compared with: in all browsers, also those that come later."""
+        self.beside_split = split
+        for stream in self._all():
+            stream.change(lambda settings: replace(settings, beside_split=split))
+
     def model_changed(self) -> None:
         """Let the streams see whether the model's new state asks for a new picture."""
         for stream in self._all():
@@ -514,7 +544,8 @@ class Viewport:
 
     async def _connect(self, client: viser.ClientHandle) -> None:
         camera_snap = CameraSnap(client, self._scene) if self._scene is not None else None
-        stream = Stream(client, self._source, ViewSettings(), camera_snap, self.photos, self._is_expected)
+        settings = ViewSettings(beside_split=self.beside_split)
+        stream = Stream(client, self._source, settings, camera_snap, self.photos, self._is_expected)
         with self._lock:
             self._streams[client.client_id] = stream
         for on_open, _on_close in self._listeners:

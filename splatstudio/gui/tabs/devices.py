@@ -12,7 +12,7 @@ import viser
 from splatstudio.devices.monitor import DeviceMonitor, DeviceReading, Field
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Status
-from splatstudio.gui.tabs.train import Plot, PlotLine, round_end
+from splatstudio.gui.tabs.plots import Plot, PlotLine, round_end
 from splatstudio.gui.theme import ACCENT, css, note_html
 from splatstudio.runtime.messages import Event, RankFigures, figures_after
 

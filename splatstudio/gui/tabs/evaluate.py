@@ -29,6 +29,7 @@ from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
+from splatstudio.gui.tabs.compare_runs import RunComparison
 from splatstudio.gui.tabs.lpips_weights import NETWORKS, LpipsWeights
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.models.model import run_folder_of
@@ -117,6 +118,11 @@ class ModelList(Panel):
         for control in (self._root, self._run):
             when_user(control, lambda *_: self._look_elsewhere())
         when_user(pager, lambda _, button: self._turn(1 if button.startswith("Earlier") else -1))
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Return the runs and results that lie in the folder that is listed."""
+        return self._folders
 
     def refresh(self) -> None:
         """Show what is there; look at the disk where something was written."""
@@ -248,6 +254,7 @@ class EvaluatePanel(Panel):
             )
             self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
         self._scores = ScoresSection(page, compare)
+        self._runs = self.add(RunComparison(page, lambda: self._list.folders))
         when_user(self._more, lambda _, button: self._do_more(button))
         when_user(self._answers, lambda _, answer: self._answered(answer))
 
@@ -255,6 +262,7 @@ class EvaluatePanel(Panel):
         """Look for models that have come or gone, and for weights."""
         self._list.stale = True
         self._weights.look()
+        self._runs.scan()
 
     def follow(self, event: Event) -> None:
         """Look for a checkpoint that was just written; a training that goes on does so from the newest."""

@@ -1,0 +1,165 @@
+"""Two runs compared in the Evaluate tab: a table of scores, curves over each other, both models at once."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
+from splatstudio.evaluation.evaluate import Evaluation, evaluation_from_json
+from splatstudio.files.inputs import read_input
+from splatstudio.files.run import read_metrics
+from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.state.history import History, newest_scores
+from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
+from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
+
+MAX_RUNS = 12  # in the table, the newest
+NOBODY = "–"
+COLUMNS: tuple[tuple[str, Callable[[Evaluation], float | None], str], ...] = (
+    ("PSNR", lambda scores: scores.psnr, ".2f"),
+    ("SSIM", lambda scores: scores.ssim, ".3f"),
+    ("FLIP", lambda scores: scores.flip, ".3f"),
+)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the table: its newest model, and the newest scores that were measured of it."""
+
+    folder: Path
+    newest: CatalogEntry | None
+    scores: Evaluation | None
+    step: int | None  # of the scores, or of the model where there are none
+
+
+def row_of(folder: Path) -> RunRow:
+    """Return what the table says of a run or a folder of results; what cannot be read is left out."""
+    newest = next((entry for entry in entries_of(folder) if entry.state == "complete"), None)
+    step = None if newest is None else newest.step
+    file = newest_scores(folder)
+    if file is None:
+        return RunRow(folder, newest, None, step)
+    try:
+        values = json.loads(read_input(file))
+        return RunRow(folder, newest, evaluation_from_json(values), int(values["step"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunRow(folder, newest, None, step)
+
+
+def runs_html(rows: list[RunRow], own: Path | None) -> str:
+    """Return the table of runs as HTML; names are escaped, and the page's own run is marked."""
+    if not rows:
+        return note_html("No runs are in this folder.")
+    titles = ("Run", "Step", "Splats", *(title for title, _, _ in COLUMNS))
+    cells = "".join(f"<b>{title}</b>" for title in titles)
+    for row in rows:
+        mine = is_same(row.folder, own)
+        name = html.escape(row.folder.resolve().name)
+        step = "–" if row.step is None else f"{row.step:,}"
+        splats = "–" if row.scores is None else f"{row.scores.num_gaussians:,}"
+        cells += f'<span title="{name}"{" class=mine" if mine else ""}>{name}</span>'
+        cells += f"<span>{step}</span><span>{splats}</span>"
+        for _, value_of, form in COLUMNS:
+            value = None if row.scores is None else value_of(row.scores)
+            cells += f"<span>{'–' if value is None or not np.isfinite(value) else format(value, form)}</span>"
+    return f'<div class="ss-runs" data-splatstudio="runs">{cells}</div>'
+
+
+def is_same(folder: Path, own: Path | None) -> bool:
+    """Return whether a folder is the page's own run."""
+    return own is not None and folder.resolve() == own.resolve()
+
+
+class RunComparison(Panel):
+    """The runs of a folder by their scores, and one of them beside that of this page."""
+
+    refresh_seconds = 0.75  # the curves are sent whole
+
+    def __init__(self, page: Page, folders: Callable[[], tuple[Path, ...]]):
+        """Compare the runs among `folders()`, the newest first."""
+        super().__init__(page)
+        self._folders = folders
+        self._history: tuple[Path, object, History] | None = None  # of the other run, and its file's mark
+        own, other = css(ACCENT), css(TEST_COLOR)
+        with self.gui.add_folder("Compare runs", expand_by_default=False) as folder:
+            self._table = self.gui.add_html("")
+            self._other = self.gui.add_dropdown(
+                "With", list[str]([NOBODY]), hint="The run that is orange below."
+            )
+            shows = "The newest model of that run at the left of what is in the view, for all browsers."
+            both = self.button("Show both", lambda _: self._show_both(), hint=shows)
+            self.keep(both, disabled=lambda: self._chosen() is None)
+        when_user(self._other, lambda *_: self._read_history())
+        lines = [PlotLine("this", own), PlotLine("this, test", own, width=0.0, dots=6.0)]
+        lines += [PlotLine("other", other), PlotLine("other, test", other, width=0.0, dots=6.0)]
+        self._psnr_lines, self._splat_lines = lines, [lines[0], lines[2]]
+        server = page.server
+        self._psnr = Plot(server, folder, "PSNR, dB (orange: the other; dots: test)", order=1e6)
+        self._splats = Plot(server, folder, "Splats, thousands (orange: the other)", order=1e6 + 1)
+
+    def scan(self) -> None:
+        """Look at the disk for runs and their scores."""
+        rows = [row_of(folder) for folder in self._folders()[:MAX_RUNS]]
+        own = self.controller.project.run_dir
+        self._table.content = runs_html(rows, own)
+        others = [row.folder.resolve().name for row in rows if not is_same(row.folder, own)]
+        options = (NOBODY, *others)
+        if options != self._other.options:
+            self._other.options = options
+        self._read_history()
+
+    def refresh(self) -> None:
+        """Show both runs' curves."""
+        super().refresh()
+        chosen = self._history
+        if chosen is None:
+            self._psnr.remove()
+            self._splats.remove()
+            return
+        own, other = self.controller.history, chosen[2]
+        steps, *values = joined([own.train_psnr, own.test_psnr, other.train_psnr, other.test_psnr])
+        if len(steps) > 1:
+            data = (steps, *values)
+            self._psnr.show(data, self._psnr_lines, axis_ranges(data, 5.0), "step")
+        steps, *values = joined([own.num_gaussians, other.num_gaussians])
+        if len(steps) > 1:
+            data = (steps, *(1e-3 * row for row in values))
+            self._splats.show(data, self._splat_lines, from_zero(data), "step")
+
+    def _chosen(self) -> Path | None:
+        name = self._other.value
+        return next((folder for folder in self._folders() if folder.resolve().name == name), None)
+
+    def _read_history(self) -> None:
+        """Read the curves of the chosen run again where they have grown."""
+        folder = self._chosen()
+        if folder is None:
+            self._history = None
+            return
+        try:
+            stat = (folder / "metrics.jsonl").stat()
+            mark: object = (stat.st_size, stat.st_mtime_ns)
+        except OSError:
+            mark = None  # results of another program have no curves
+        if self._history is None or self._history[:2] != (folder, mark):
+            history = History()
+            if mark is not None:
+                history.load(read_metrics(folder).rows)
+            self._history = (folder, mark, history)
+
+    def _show_both(self) -> None:
+        folder = self._chosen()
+        if folder is None:
+            return
+        entry = row_of(folder).newest
+        if entry is None:
+            raise ValueError(f"{folder} has no whole model to show: save one there, or choose another run.")
+        if entry.is_gsplat and entry.num_ranks > 1:
+            raise ValueError(f"{entry.path} is one rank's part: merge the parts above, and open the result.")
+        self.controller.compare_with(entry.path)

@@ -1,0 +1,104 @@
+"""Two runs compared: the table of scores, the curves over each other, and which model is shown beside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_checkpoints import example
+from gui_parts import as_user, evaluate_panel
+
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.evaluation.evaluate import Evaluation, ImageScore, write_evaluation
+from splatstudio.files.run import Run
+from splatstudio.gui.tabs.compare_runs import RunComparison
+from splatstudio.runtime.messages import Progress
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+
+@pytest.fixture
+def other(run: Path, blob_scene: Scene) -> Path:
+    """A run beside the page's own, trained for 20 steps and evaluated."""
+    made = Run.create(run.parent / "other <b>", blob_scene.path, TrainConfig()).path
+    rows = [
+        {"step": step, "loss": 0.1, "psnr": 20.0 + step, "num_gaussians": 1000 * step} for step in (10, 20)
+    ]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_checkpoint(made, example(20))
+    score = ImageScore("a.png", 31.25, 0.9)
+    write_evaluation(made, 20, Evaluation(31.25, 0.9, 4321, (score,), 0.01, flip=0.125))
+    return made
+
+
+def comparison_of(page: Any) -> RunComparison:
+    panel = evaluate_panel(page)
+    panel.look()
+    return panel._runs
+
+
+def test_the_table_has_the_newest_scores_of_each_run(page: Any, run: Path, other: Path) -> None:
+    table = comparison_of(page)._table.content
+    assert (
+        "other &lt;b&gt;</span><span>20</span><span>4,321</span><span>31.25</span><span>0.900</span>" in table
+    )
+    assert "<span>0.125</span>" in table and "class=mine>blobs</span><span>–" in table, (
+        "nothing is known of it"
+    )
+    (other / "eval" / "step_00000020.json").write_text("{}")
+    table = comparison_of(page)._table.content
+    assert "other &lt;b&gt;</span><span>20</span><span>–</span>" in table, "damaged scores are none"
+
+
+def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other: Path) -> None:
+    for step in (5, 10):
+        page.controller.history.follow(Progress(step, 30, 0.2, 10.0 + step, 500, 1.0, None, 1.0))
+    panel = comparison_of(page)
+    panel.refresh()
+    assert panel._psnr._handle is None, "none is chosen"
+    as_user(panel._other, "other <b>")
+    panel.refresh()
+    assert panel._psnr._handle is not None and panel._splats._handle is not None
+    steps, mine, _, its, _ = panel._psnr._handle.data
+    assert steps.tolist() == [5, 10, 20]
+    np.testing.assert_allclose(mine, [15.0, 20.0, np.nan])
+    assert np.isnan(its[0]) and its[1] == 30.0 and its[2] > 30.0
+    np.testing.assert_allclose(panel._splats._handle.data[2], [np.nan, 10.0, 20.0])
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 30, "num_gaussians": 31_000}) + "\n")
+    panel.scan()
+    panel.refresh()
+    assert panel._splats._handle.data[2][-1] == 31.0, "it trains on, and its curve grows"
+    as_user(panel._other, "–")
+    panel.refresh()
+    assert panel._psnr._handle is None
+
+
+def test_the_newest_whole_model_is_shown_beside(page: Any, run: Path, other: Path) -> None:
+    compared: list[Path] = []
+    page.controller.compare_with = compared.append
+    save_checkpoint(other, example(30))
+    damaged = other / "ckpts" / "step_00000030" / "rank00000-of-00001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    panel = comparison_of(page)
+    panel._show_both()
+    assert compared == [], "none is chosen"
+    as_user(panel._other, "other <b>")
+    panel._show_both()
+    assert compared == [other / "ckpts" / "step_00000020"]
+    for file in other.glob("ckpts/*/*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="no whole model to show"):
+        panel._show_both()
+
+
+def test_a_page_without_a_run_compares_all(page: Any, run: Path, other: Path) -> None:
+    page.controller.project = replace(page.controller.project, run_dir=None)
+    panel = comparison_of(page)
+    panel._folders = lambda: (run, other)
+    panel.scan()
+    assert list(panel._other.options) == ["–", "blobs", "other <b>"]

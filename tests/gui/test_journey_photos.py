@@ -121,7 +121,8 @@ def test_training_begins_with_the_photos_so_far_and_the_others_join(
         page.get_by_text("photos with a pose").wait_for()
         os.kill(process.pid, signal.SIGCONT)
         assert estimation.wait(end - time.monotonic()) and estimation.report is not None
-        page.get_by_role("button", name=f"Take in {12 - num_first} more photos").first.click()
+        take_in = page.get_by_role("button", name=f"Take in {12 - num_first} more photos").first
+        take_in.click()
         while not studio._again:
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -140,6 +141,8 @@ def test_training_begins_with_the_photos_so_far_and_the_others_join(
         served = opened[0]
         assert served.url == studio.url and served.controller.project.scene is not None
         assert len(served.controller.project.scene.views) == 12
+        # Until the page has heard of the other studio it shows the tabs of the first one, grayed out.
+        take_in.wait_for(state="hidden")
         page.get_by_role("tab", name="Photos").click()
         page.get_by_text("12 of 13 photos have a pose").first.wait_for()
         page.locator("img").locator("visible=true").first.wait_for()  # the contact sheet

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f -not -name '*.pyc')
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/* tests/made_up_device/*.cpp)
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize fuzz wheel release-check portable-check experimental-wheels arm64-check lock clean
+.PHONY: demo test setup test-tools lint format docs bench quality cuda-check gpu-build-check cuda-on-cpu sanitize fuzz wheel release-check portable-check experimental-wheels arm64-check lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -90,6 +90,11 @@ docs: setup
 
 bench: setup
 	$(BIN)/python tests/bench/step.py --scene assets/demo --json
+
+# The standing table of picture quality, of the scenes in ../shared/scenes and the bundled one, and what fell since the
+# last one that was kept: an hour on two cores. QUALITY has further words, as QUALITY="--presets fast --seeds 42".
+quality: setup
+	$(BIN)/python tests/bench/quality_table.py $(QUALITY)
 
 # Assembles every CUDA source for every supported architecture, holds what was won, and checks their binding; needs
 # nvcc, no GPU.

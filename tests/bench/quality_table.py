@@ -4,7 +4,7 @@ python tests/bench/quality_table.py     # trains what is missing of 2000 steps, 
 python tests/bench/quality_table.py --scenes fox-colmap --presets fast mcmc --seeds 42 --steps 7000
 
 Each training is a process of quality.py. What is measured is written to --results as it comes, so that a run
-that was ended goes on where it was. The table is compared with tests/bench/quality.json, the last one that was
+that was ended goes on where it was. The table is compared with tests/bench/quality.json, the last that was
 kept: a mean that fell by more than the seeds' spread is told, and the exit status is 1. --keep writes the new
 one there. CPU seconds are of the machine and its load: they are told, not compared.
 """

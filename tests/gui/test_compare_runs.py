@@ -62,17 +62,18 @@ def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other
     assert panel._psnr._handle is None, "none is chosen"
     as_user(panel._other, "other <b>")
     panel.refresh()
-    assert panel._psnr._handle is not None and panel._splats._handle is not None
-    steps, mine, _, its, _ = panel._psnr._handle.data
+    charts: list[Any] = [panel._psnr, panel._splats]
+    psnr, splats = (chart._handle for chart in charts)
+    steps, mine, _, its, _ = psnr.data
     assert steps.tolist() == [5, 10, 20]
     np.testing.assert_allclose(mine, [15.0, 20.0, np.nan])
     assert np.isnan(its[0]) and its[1] == 30.0 and its[2] > 30.0
-    np.testing.assert_allclose(panel._splats._handle.data[2], [np.nan, 10.0, 20.0])
+    np.testing.assert_allclose(splats.data[2], [np.nan, 10.0, 20.0])
     with (other / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 30, "num_gaussians": 31_000}) + "\n")
     panel.scan()
     panel.refresh()
-    assert panel._splats._handle.data[2][-1] == 31.0, "it trains on, and its curve grows"
+    assert splats.data[2][-1] == 31.0, "it trains on, and its curve grows"
     as_user(panel._other, "–")
     panel.refresh()
     assert panel._psnr._handle is None

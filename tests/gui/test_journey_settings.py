@@ -291,13 +291,25 @@ def merge_the_files_of_two_ranks(screen: Screen, run: Path) -> None:
     screen.close_notices()
 
 
+# Returns the photograph that has the keyboard once its list was not drawn anew for a while.
+HELD_AT_REST = """() => new Promise(done => {
+  let last = null, since = 0;
+  const next = () => {
+    const now = document.activeElement;
+    if (now !== last || !now.dataset.photo) [last, since] = [now, performance.now()];
+    performance.now() - since > 600 ? done(now.dataset.photo) : setTimeout(next, 30);
+  };
+  next();
+})"""
+
+
 def press_photographs_by_keys(screen: Screen) -> None:
     """Choose photographs by the keyboard, which stays in their list."""
     page, held = screen.page, "() => document.activeElement.dataset?.photo ?? ''"
     assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
     page.locator("[data-photo]").first.focus()
     for key in ("Enter", "Space"):
-        name = page.evaluate(held)
+        name = page.evaluate(HELD_AT_REST)
         page.keyboard.press(key)
         screen.wait(lambda name=name: name and f"At {name}" in screen.text("standing"), "it flies there")
         # The list marks it, is drawn anew for that, and the keyboard stays where it was.

@@ -24,13 +24,14 @@
     KeyW: [0, 0, -1], KeyS: [0, 0, 1], KeyD: [1, 0, 0], KeyA: [-1, 0, 0], KeyE: [0, 1, 0], KeyQ: [0, -1, 0],
   };
   const held = new Set();
-  let fast = false, last = 0;
+  let fast = false, flying = false, last = 0;
   const speed = () => 2 ** (Number(recall("speed")) || 0);
   const size = () => Number(document.querySelector("[data-distance]")?.dataset.distance) || 1;
   const fly = now => {
     const camera = viewer()?.cameraControl;
     if (!camera?.enabled) held.clear();
-    if (!held.size) return;
+    flying = held.size > 0;
+    if (!flying) return;
     const way = 0.6 * size() * speed() * (fast ? 3 : 1) * Math.min(now - last, 100) / 1000;
     last = now;
     const target = camera.getTarget(viewer().camera.position.clone());
@@ -45,11 +46,11 @@
     if (!(event.code in ways) || event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (!viewer()?.cameraControl) return;
     event.stopImmediatePropagation();
-    if (!held.size) {
-      last = performance.now();
-      requestAnimationFrame(fly);
-    }
     held.add(event.code);
+    if (flying) return;
+    flying = true;
+    last = performance.now();
+    requestAnimationFrame(fly);
   }, true);
   addEventListener("keyup", event => {
     fast = event.shiftKey;
@@ -82,9 +83,11 @@
   }, {capture: true, passive: false});
 
   // The studio hears a click with Shift, and answers with where to fly: a double click is one. Over a camera the
-  // mouse is a hand, and the first click of the two has entered it. The studio does not read the ray.
+  // mouse is a hand, and the first click of the two has entered it; the line between two pictures has its own arrow.
+  // The studio does not read the ray.
   addEventListener("dblclick", event => {
-    if (!scene(event.target) || event.button || event.shiftKey || event.target.style.cursor === "pointer") return;
+    if (!scene(event.target) || event.button || event.shiftKey) return;
+    if (["pointer", "ew-resize"].includes(event.target.style.cursor)) return;
     const box = event.target.getBoundingClientRect();
     const place = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
     viewer()?.sendMessage({

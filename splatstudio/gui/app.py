@@ -232,7 +232,8 @@ class Studio:
             add(view := ViewPanel(page))
             add(Navigation(page))
         with tabs.add_tab("Evaluate"):
-            add(EvaluatePanel(page, view.compare))
+            add(evaluate := EvaluatePanel(page, view.compare))
+            add(evaluate.runs)
         with tabs.add_tab("Render"):
             add(RenderPanel(page))
         with tabs.add_tab("Export"):

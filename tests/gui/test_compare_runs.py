@@ -36,9 +36,9 @@ def other(run: Path, blob_scene: Scene) -> Path:
 
 
 def comparison_of(page: Any) -> RunComparison:
-    panel = evaluate_panel(page)
+    panel = evaluate_panel(page).runs
     panel.look()
-    return panel._runs
+    return panel
 
 
 def test_the_table_has_the_newest_scores_of_each_run(page: Any, run: Path, other: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other
     np.testing.assert_allclose(splats.data[2], [np.nan, 10.0, 20.0])
     with (other / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 30, "num_gaussians": 31_000}) + "\n")
-    panel.scan()
+    panel.look()
     panel.refresh()
     assert splats.data[2][-1] == 31.0, "it trains on, and its curve grows"
     as_user(panel._other, "–")
@@ -101,5 +101,5 @@ def test_a_page_without_a_run_compares_all(page: Any, run: Path, other: Path) ->
     page.controller.project = replace(page.controller.project, run_dir=None)
     panel = comparison_of(page)
     panel._folders = lambda: (run, other)
-    panel.scan()
+    panel.look()
     assert list(panel._other.options) == ["–", "blobs", "other <b>"]

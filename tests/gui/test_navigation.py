@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gui.state.stream import FrameSource, ModelState
 from splatstudio.gui.state.viewpoint import Viewpoint
 from splatstudio.gui.tabs.navigation import point_seen
 from splatstudio.rendering.mode_pictures import draw_mode
@@ -21,14 +20,17 @@ from splatstudio.runtime.supervisor import ReceivedFrame
 TURNED = np.array([0.9, 0.1, -0.3, 0.2]) / np.linalg.norm([0.9, 0.1, -0.3, 0.2])
 
 
-@dataclass
-class Drawn:
+class Drawn(FrameSource):
     """Draws Gaussians where the product asks a worker."""
 
-    gaussians: Gaussians
-    asked: list[tuple[int, Camera, ViewOptions]] = field(default_factory=list)
-    forgotten: list[int] = field(default_factory=list)
-    answers: bool = True
+    def __init__(self, gaussians: Gaussians):
+        self.gaussians = gaussians
+        self.asked: list[tuple[int, Camera, ViewOptions]] = []
+        self.forgotten: list[int] = []
+        self.answers = True
+
+    def model_state(self) -> ModelState:
+        return ModelState(0, training=False)
 
     def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         self.asked.append((view, camera, options))

@@ -43,7 +43,7 @@ def model_of(job: messages.Job) -> Path | None:
 
 
 class PreviewModel:
-    """Another model in the view while a training goes on: a second worker that only shows it, at most one.
+    """Another model in the view, or beside it: a second worker that only shows it, at most one.
 
     Methods may be called from any thread.
     """

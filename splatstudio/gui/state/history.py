@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
-from splatstudio.evaluation.evaluate import evaluation_from_json
+from splatstudio.evaluation.evaluate import Evaluation, evaluation_from_json
 from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.runtime.messages import Densified, Evaluated, Event, PlateauReached, Progress, Started
@@ -215,11 +215,18 @@ def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
     return steps[max(kept)] if kept else None
 
 
-def evaluated_in(file: Path) -> Evaluated | None:
-    """Return what eval/step_N.json of a run tells; None where it is gone or damaged."""
+def scores_in(file: Path) -> tuple[int, Evaluation] | None:
+    """Return the step and the scores that lie in eval/step_N.json; None where it is gone or damaged."""
     try:
         values = json.loads(read_input(file))
-        scores = evaluation_from_json(values)
-        return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
+        return int(values["step"]), evaluation_from_json(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def evaluated_in(file: Path) -> Evaluated | None:
+    """Return what eval/step_N.json of a run tells; None where it is gone or damaged."""
+    if (found := scores_in(file)) is None:
+        return None
+    step, scores = found
+    return Evaluated(step, scores.psnr, scores.ssim, len(scores.images), file.parent)

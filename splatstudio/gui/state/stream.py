@@ -212,7 +212,7 @@ class Stream:
         self._shown: PictureOrder | None = None
         self._shown_step: int | None = None
         self._received: tuple[PictureOrder, ReceivedFrame] | None = None
-        self._beside: tuple[PictureOrder, ReceivedFrame | None] | None = None  # of the model compared with
+        self._beside: tuple[PictureOrder, ReceivedFrame] | None = None  # of the model compared with
         self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
@@ -350,7 +350,7 @@ class Stream:
             if (before.render_version, before.scale) == (order.render_version, order.scale):
                 return beside
         beside = self._source.render_beside(self.client.client_id, request.camera, request.options)
-        self._beside = (order, beside)
+        self._beside = None if beside is None else (order, beside)
         return beside
 
     def _finished(

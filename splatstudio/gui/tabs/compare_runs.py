@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
-from splatstudio.evaluation.evaluate import Evaluation, evaluation_from_json
-from splatstudio.files.inputs import read_input
+from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import read_metrics
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.history import History, newest_scores
+from splatstudio.gui.state.history import History, newest_scores, scores_in
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
 
@@ -43,13 +41,8 @@ def row_of(folder: Path) -> RunRow:
     newest = next((entry for entry in entries_of(folder) if entry.state == "complete"), None)
     step = None if newest is None else newest.step
     file = newest_scores(folder)
-    if file is None:
-        return RunRow(folder, newest, None, step)
-    try:
-        values = json.loads(read_input(file))
-        return RunRow(folder, newest, evaluation_from_json(values), int(values["step"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return RunRow(folder, newest, None, step)
+    found = None if file is None else scores_in(file)
+    return RunRow(folder, newest, None, step) if found is None else RunRow(folder, newest, found[1], found[0])
 
 
 def runs_html(rows: list[RunRow], own: Path | None) -> str:
@@ -80,11 +73,13 @@ class RunComparison(Panel):
     """The runs of a folder by their scores, and one of them beside that of this page."""
 
     refresh_seconds = 0.75  # the curves are sent whole
+    look_seconds = 3.0
 
     def __init__(self, page: Page, folders: Callable[[], tuple[Path, ...]]):
         """Compare the runs among `folders()`, the newest first."""
         super().__init__(page)
         self._folders = folders
+        self._runs: dict[str, Path] = {}  # by the names that can be chosen
         self._history: tuple[Path, object, History] | None = None  # of the other run, and its file's mark
         own, other = css(ACCENT), css(TEST_COLOR)
         with self.gui.add_folder("Compare runs", expand_by_default=False) as folder:
@@ -103,13 +98,13 @@ class RunComparison(Panel):
         self._psnr = Plot(server, folder, "PSNR, dB (orange: the other; dots: test)", order=1e6)
         self._splats = Plot(server, folder, "Splats, thousands (orange: the other)", order=1e6 + 1)
 
-    def scan(self) -> None:
+    def look(self) -> None:
         """Look at the disk for runs and their scores."""
         rows = [row_of(folder) for folder in self._folders()[:MAX_RUNS]]
         own = self.controller.project.run_dir
         self._table.content = runs_html(rows, own)
-        others = [row.folder.resolve().name for row in rows if not is_same(row.folder, own)]
-        options = (NOBODY, *others)
+        self._runs = {row.folder.resolve().name: row.folder for row in rows if not is_same(row.folder, own)}
+        options = (NOBODY, *self._runs)
         if options != self._other.options:
             self._other.options = options
         self._read_history()
@@ -133,8 +128,7 @@ class RunComparison(Panel):
             self._splats.show(data, self._splat_lines, from_zero(data), "step")
 
     def _chosen(self) -> Path | None:
-        name = self._other.value
-        return next((folder for folder in self._folders() if folder.resolve().name == name), None)
+        return self._runs.get(self._other.value)
 
     def _read_history(self) -> None:
         """Read the curves of the chosen run again where they have grown."""

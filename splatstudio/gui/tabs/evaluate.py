@@ -254,7 +254,7 @@ class EvaluatePanel(Panel):
             )
             self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
         self._scores = ScoresSection(page, compare)
-        self._runs = self.add(RunComparison(page, lambda: self._list.folders))
+        self.runs = RunComparison(page, lambda: self._list.folders)
         when_user(self._more, lambda _, button: self._do_more(button))
         when_user(self._answers, lambda _, answer: self._answered(answer))
 
@@ -262,7 +262,6 @@ class EvaluatePanel(Panel):
         """Look for models that have come or gone, and for weights."""
         self._list.stale = True
         self._weights.look()
-        self._runs.scan()
 
     def follow(self, event: Event) -> None:
         """Look for a checkpoint that was just written; a training that goes on does so from the newest."""

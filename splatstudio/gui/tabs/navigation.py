@@ -8,19 +8,18 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, get_args
+from typing import get_args
 
 import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.cameras.camera import Camera
 from splatstudio.gui.panel import Hotkeys, Page, Panel
+from splatstudio.gui.state.stream import FrameSource
 from splatstudio.gui.state.viewpoint import FirstView, Side, Viewpoint, read_viewpoint
 from splatstudio.gui.theme import table_html
 from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.runtime.messages import ViewOptions
-from splatstudio.runtime.supervisor import ReceivedFrame
 
 PATCH = 8  # px: a side of the small picture that tells what lies at a place
 MIDDLE = slice(PATCH // 2 - 2, PATCH // 2 + 2)  # of it: what counts
@@ -41,18 +40,6 @@ MOUSE = (
 )
 
 
-class PictureSource(Protocol):
-    """What draws the model for a browser."""
-
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
-        """Return a picture of the model, None when there was none in time."""
-        ...
-
-    def forget(self, view: int) -> None:
-        """Note that nobody looks at this view any more."""
-        ...
-
-
 def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
     """Add the keys that move one browser's camera to a view of everything."""
     hotkeys.add("F", "Frame everything", first_view.frame, "From the direction in which you look")
@@ -65,7 +52,7 @@ def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
 
 
 def point_seen(
-    source: PictureSource,
+    source: FrameSource,
     view: int,
     viewpoint: Viewpoint,
     options: ViewOptions,

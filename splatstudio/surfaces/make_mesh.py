@@ -87,7 +87,11 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
     made = mesh_of_model(model, scene, options, upright=task.upright, on_progress=on_progress)
     on_progress(0, 0, f"writing {task.output.name}")
     write_mesh(task.output, made.mesh)
-    write_json_durably(task.report_file, made.report.values)
+    try:
+        write_json_durably(task.report_file, made.report.values)
+    except BaseException:  # who cancels now wants neither
+        task.output.unlink(missing_ok=True)
+        raise
     return WrittenMesh(task.output, task.report_file, made.report)
 
 

@@ -171,7 +171,7 @@ def simplified(mesh: Mesh, num_triangles: int) -> Mesh:
     # It counts in float32: around the middle, and of size 1.
     middle, size = mesh.vertices.mean(dim=0), mesh.diagonal
     points = ((mesh.vertices - middle) / size).float().numpy()
-    vertices, faces = fast_simplification.simplify(
+    vertices, faces, *_ = fast_simplification.simplify(
         points, mesh.faces.int().numpy(), target_count=num_triangles
     )
     fewer = Mesh(

@@ -63,9 +63,9 @@ def test_a_plane_through_blocks_is_flat_and_faces_outward() -> None:
 @pytest.mark.parametrize("name", SOLIDS)
 def test_a_solid_that_is_seen_from_all_sides_comes_back_closed(name: str) -> None:
     solid = SOLIDS[name]
-    mesh = extract_surface(field_of(views_of(solid), 0.02))
+    mesh = extract_surface(field_of(views_of(solid), 0.025))
     score, chamfer = f_score(mesh, solid)
-    assert score > 0.97 and chamfer < 0.004, (score, chamfer)
+    assert score > 0.95 and chamfer < 0.004, (score, chamfer)
     middles = mesh.vertices[mesh.faces].mean(dim=1)
     assert ((face_normals(mesh) * solid.normals(middles)).sum(dim=1) > 0).double().mean() > 0.98
 

@@ -35,6 +35,8 @@ from splatstudio.surfaces.tsdf import BLOCK_BYTES, TRUNCATION, Grid, Tsdf, find_
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
 VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
 BYTES_A_BLOCK = 4 * BLOCK_BYTES  # with what finding the surface in it takes
+# Of the photographs, on the surface. At one, the roughness of the splats is finer than their colors.
+PIXELS_OF_A_VOXEL = 2.0
 COARSER = 1.05  # than what just fits
 MARGIN = 2  # blocks around the box of the survey
 FEW_PHOTOS = 8  # with fewer one view is enough to tell of a surface
@@ -191,8 +193,9 @@ def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tup
     if options.voxel_size is not None:
         return options.voxel_size * scale, "as asked for"
     by_resolution = survey.longest_side / options.resolution
-    if survey.pixel > by_resolution:
-        return survey.pixel, "a pixel of the photographs on the surface"
+    by_pixels = PIXELS_OF_A_VOXEL * survey.pixel
+    if by_pixels > by_resolution:
+        return by_pixels, "two pixels of the photographs on the surface"
     return by_resolution, f"{options.resolution} along the longest side"
 
 

@@ -17,8 +17,8 @@ class MeshOptions:
     """How fine a mesh is, and what is done to it.
 
     Args:
-        voxel_size: The side of a voxel, in the units of the scene's files; by default as the photographs'
-            pixels on the surface, the resolution and the memory allow.
+        voxel_size: The side of a voxel, in the units of the scene's files; by default two pixels of
+            the photographs on the surface, or more where the resolution or the memory say so.
         resolution: At most so many voxels along the longest side of what the photographs show.
         triangles: At most about so many triangles.
         watertight: Close the holes, which nobody has seen; without it they stay open.

@@ -30,12 +30,13 @@ class Solid:
     diagonal: float
 
     def surface(self, num: int = 4000) -> Tensor:
-        """Return points on the surface, [num, 3]: random ones, brought there along the distance's slope."""
+        """Return points all over the surface, [num, 3]: random ones near it, brought there."""
         generator = torch.Generator().manual_seed(1)
-        points = torch.randn(num, 3, generator=generator, dtype=torch.float64)
-        for _ in range(60):
+        points = 2.6 * torch.rand(60 * num, 3, generator=generator, dtype=torch.float64) - 1.3
+        points = points[self.distance(points).abs() < 0.05][:num]
+        for _ in range(10):
             points = points - self.distance(points)[:, None] * self.normals(points)
-        return points[self.distance(points).abs() < 1e-4]
+        return points
 
     def normals(self, points: Tensor) -> Tensor:
         steps = 1e-4 * torch.eye(3, dtype=points.dtype)

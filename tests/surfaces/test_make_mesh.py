@@ -107,14 +107,14 @@ def test_a_model_without_a_scene_is_seen_from_an_orbit_and_says_so(run: Path, tm
 
 
 def test_too_little_memory_takes_the_resolution_that_fits_and_says_the_number(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made: MadeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_mesh, "free_memory", lambda: 4_000_000)
+    monkeypatch.setattr(make_mesh, "free_memory", lambda: 2_000_000)
     model, scene = load_model(run), load_scene(run.parent / "scene")
-    made = mesh_of_model(model, scene, MeshOptions(resolution=128))
-    assert "of memory have room for" in made.report.resolution_chosen_by
-    assert made.report.voxel_size > 2 * 2 * SIZE / 128
-    assert made.mesh.num_triangles > 100
+    coarser = mesh_of_model(model, scene, COARSE)
+    assert "0.001 GB of memory have room for" in coarser.report.resolution_chosen_by
+    assert coarser.report.voxel_size > 1.2 * made.report.voxel_size
+    assert 100 < coarser.mesh.num_triangles < made.mesh.num_triangles
 
 
 def test_one_photograph_gives_what_it_sees_with_a_note(run: Path) -> None:

@@ -19,7 +19,7 @@ def mesh(
     path: Positional[Path],
     /,
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
-    options: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
+    shape: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
     place: OmitArgPrefixes[MeshPlace] = IN_THE_FILES,
     overwrite: bool = False,
     json: bool = False,
@@ -31,13 +31,13 @@ def mesh(
     Args:
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
         output: The file to write; its ending says the format: .glb (glTF), .obj, .ply or .stl.
-        options: How fine the mesh is, and what is done to it.
+        shape: How fine the mesh is, and what is done to it.
         place: Where it lies, and which photographs look at it.
         overwrite: Replace files that are there already.
         json: Print the report as one JSON object, and all else to standard error.
     """
-    options.check()
-    task = MeshTask(path, output, options, place.scene, place.images, place.upright)
+    shape.check()
+    task = MeshTask(path, output, shape, place.scene, place.images, place.upright)
     for written in (output, task.report_file):
         refuse_existing(written, overwrite)
     refuse_unwritable(output)

@@ -22,14 +22,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 if TYPE_CHECKING:
-    from splatstudio.api import render, train
+    from splatstudio.api import mesh, render, train
     from splatstudio.gui.render_function import show
     from splatstudio.models.merging import merge
     from splatstudio.models.model import Model, load_model
     from splatstudio.poses.estimate import estimate_poses
     from splatstudio.scene.load import load_scene
 
-__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "render", "show", "train"]
+__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "mesh", "render", "show", "train"]
 
 
 def __getattr__(name: str) -> Any:

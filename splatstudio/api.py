@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +21,16 @@ from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
 from splatstudio.settings.presets import PRESETS, PresetName
+from splatstudio.surfaces.make_mesh import mesh_of_task
+from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
+from splatstudio.surfaces.quality import MeshReport
 from splatstudio.training.session import Advance, Session
 from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "render", "show", "train"]
+__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "mesh", "render", "show", "train"]
 
 
 def train(
@@ -65,6 +70,33 @@ def train(
         if session is not None:
             session.close()
         trainer.close()
+
+
+def mesh(
+    run: str | Path,
+    output: str | Path,
+    *,
+    scene: str | Path | None = None,
+    upright: bool = False,
+    on_progress: Callable[[int, int, str], object] = lambda done, total, what: None,
+    **options: Any,
+) -> MeshReport:
+    """Make a triangle mesh of the model of a run, a checkpoint or a file, and return how good it is.
+
+    `output` ends in .glb, .obj, .ply or .stl; the report is written beside it. `options` are fields of
+    MeshOptions, as resolution=256. `scene` names the scene where it is not that of the training; `upright`
+    lets the mesh stand, z up, centered and scaled as in the studio. `on_progress` gets how much of
+    how much is done, and what. A file that is there is replaced. Raises ValueError for what cannot be read or
+    meshed.
+    """
+    try:
+        chosen = MeshOptions(**options)
+    except TypeError as error:
+        names = ", ".join(field.name for field in fields(MeshOptions))
+        raise ValueError(f"a mesh has the options {names}, not all of {', '.join(options)}") from error
+    place = None if scene is None else Path(scene)
+    task = MeshTask(Path(run), Path(output), chosen, place, upright=upright)
+    return mesh_of_task(task, on_progress).report
 
 
 def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[str, object]) -> TrainConfig:

@@ -39,6 +39,7 @@ LAYERS = [
     "checkpoints",
     "evaluation",
     "models",
+    "surfaces",
     "training",
     "runtime",
     "gui",

@@ -18,6 +18,7 @@ from splatstudio.cameras.camera_path import FrameFormat
 from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
 from splatstudio.cli.command_options import options_of
 from splatstudio.cli.json_output import CommandResult, failed, print_json, printed_to_stderr
+from splatstudio.cli.mesh import mesh
 from splatstudio.cli.mistyped import mistake_in
 from splatstudio.cli.options import (
     ALL_SCORES,
@@ -35,7 +36,7 @@ from splatstudio.cli.options import (
     Scores,
     attach_token,
 )
-from splatstudio.cli.overview import answer
+from splatstudio.cli.overview import answer, say_starting
 from splatstudio.cli.short_help import SHORT_HELP, short_help
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
@@ -101,7 +102,7 @@ def open_(
         run: Folder of the run; a new one below runs/ by default.
         at_once: What to do without being asked in the page.
     """
-    _say_starting()
+    say_starting()
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
@@ -198,7 +199,7 @@ def train_(
     """
     of.check(preset)
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
-    _say_starting()
+    say_starting()
     from splatstudio.cli.poses import with_poses
     from splatstudio.cli.terminal import print_part
     from splatstudio.cli.train import refuse_launched, scene_and_run, train_scene
@@ -237,7 +238,7 @@ def eval_(
         json: Print the scores as one JSON object, and all else to standard error.
     """
     files.check()
-    _say_starting()
+    say_starting()
     from splatstudio.cli.eval import (
         evaluate_with_progress,
         measures_wanted,
@@ -366,7 +367,7 @@ def render(
     route.check()
     if output.suffix and output.is_file():
         refuse_existing(output, overwrite)
-    _say_starting()
+    say_starting()
     from splatstudio.cli.render import render_and_print
     from splatstudio.cli.terminal import print_part
     from splatstudio.models.video import check_output
@@ -447,7 +448,7 @@ def attach_(
         browser: Open the default browser, where there is a display.
     """
     secret = attach_token(token, token_file)
-    _say_starting()
+    say_starting()
     if terminal:
         from splatstudio.cli.attach import attach
 
@@ -479,6 +480,7 @@ COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
         "eval": eval_,
         "merge": merge_,
         "export": export,
+        "mesh": mesh,
         "render": render,
     },
     **{"info": info, "doctor": doctor, "attach": attach_, "completion": completion},
@@ -486,14 +488,6 @@ COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
 for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.
     _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
-
-
-def _say_starting() -> None:
-    """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
-    if sys.stdout.isatty():
-        from importlib.metadata import version
-
-        print(f"splatstudio {version('splatstudio')}: starting ...", flush=True)
 
 
 def _with_preset(

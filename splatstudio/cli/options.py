@@ -197,6 +197,25 @@ class ScoreFiles:
 TO_THE_TERMINAL = ScoreFiles()
 
 
+@dataclass(frozen=True)
+class MeshPlace:
+    """Where a mesh lies, and what it is compared with.
+
+    Args:
+        upright: Let it stand upright, z up, centered and scaled as in the studio; by default it lies in the
+            coordinates of the scene's files.
+        scene: The scene whose photographs look at it; a run and a checkpoint remember theirs.
+        images: The scene's folder of photographs, where it is another one.
+    """
+
+    upright: bool = False
+    scene: Path | None = None
+    images: str = ""
+
+
+IN_THE_FILES = MeshPlace()
+
+
 TOKEN_VARIABLE = "SPLATSTUDIO_TOKEN"
 
 

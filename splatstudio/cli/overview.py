@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 
 from splatstudio.kernels.installed import installed_torch, kernel_files
@@ -16,6 +17,7 @@ SUMMARIES = {
     "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photographs.",
     "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",
     "export": "Write a model for other programs, in the coordinates of the scene's files or upright.",
+    "mesh": "Make a triangle mesh of a model, and say how good it is.",
     "render": "Render a camera path as a video, or as PNG frames. Ctrl-C cancels and removes partial output.",
     "info": "Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.",
     "doctor": "Check this machine and the installation.",
@@ -39,6 +41,14 @@ def answer(arguments: list[str]) -> str | None:
     if arguments in (["--version"], ["-V"], ["version"]):
         return version()
     return None
+
+
+def say_starting() -> None:
+    """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
+    if sys.stdout.isatty():
+        from importlib import metadata
+
+        print(f"splatstudio {metadata.version('splatstudio')}: starting ...", flush=True)
 
 
 def overview(width: int) -> str:

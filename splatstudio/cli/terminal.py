@@ -95,6 +95,27 @@ def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
         yield lambda number, image: bar.update(task, completed=number)
 
 
+@contextmanager
+def stage_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar of the stage of a task that is under way; its function gets done, total (0: unknown), what.
+
+    Where nobody watches the bar each stage is a line.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    told = ""
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+
+        def report(done: int, total: int, what: str) -> None:
+            nonlocal told
+            if what != told and not console.is_terminal:
+                console.print(f"{what} ...", markup=False)
+            told = what
+            bar.update(task, completed=done, total=total or None, description=what)
+
+        yield report
+
+
 def event_line(event: messages.Event, to_stop: str) -> str | None:
     """Return the line that tells an event, None for one that is not told.
 

@@ -109,6 +109,15 @@ def error_picture(
     return Picture(image.cpu().numpy(), legend)
 
 
+@torch.no_grad()
+def median_depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Tensor:
+    """Return the depth at which half of the light is taken, [H, W] scene units; 0 where none does it."""
+    if stages_for(gaussians.means) is not ops:
+        gaussians = gaussians.to("cpu")  # as for `draw_mode`: not to be waited for without kernels
+    projected, settings = _projected(gaussians, camera, options)
+    return _modes_for(gaussians).rasterize_median(projected, settings).depth
+
+
 def camera_at_photo(view: Camera, photo: Camera) -> Camera:
     """Return a camera with the lens and size of `view` that stands where `photo` was taken."""
     return replace(view, viewmat=photo.viewmat, model=photo.model)
@@ -152,8 +161,7 @@ def _depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pict
 
 
 def _median_depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    projected, settings = _projected(gaussians, camera, options)
-    depth = _modes_for(gaussians).rasterize_median(projected, settings).depth
+    depth = median_depth(gaussians, camera, options)
     return _heat(depth, depth > 0, options)
 
 

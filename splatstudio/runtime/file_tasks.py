@@ -1,4 +1,4 @@
-"""Work on files of models in a process of its own: merge, evaluate, export. A training goes on meanwhile."""
+"""Work on files of models in a process of its own: merge, evaluate, mesh. A training goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 from splatstudio.operating_system import give_way
 from splatstudio.runtime.fork_server import process_context, signals_held
 from splatstudio.runtime.stop_signals import hear_sigterm
+from splatstudio.surfaces.make_mesh import WrittenMesh, mesh_of_task
+from splatstudio.surfaces.mesh_options import MeshTask
 
 NICENESS = 10  # a training beside it comes first
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """What to do: join `paths` and write them to `output`, evaluate, or the one after the other."""
+    """What to do: join `paths` and write them to `output`, evaluate, or both; or make a mesh."""
 
     title: str  # in words, for the page
     paths: tuple[Path, ...] = ()
@@ -36,6 +38,13 @@ class FileTask:
     evaluation: EvaluationTask | None = None
     lpips: tuple[str, ...] = ()
     color_correct: bool = False
+    mesh: MeshTask | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files and folders that it writes."""
+        meshes = () if self.mesh is None else (self.mesh.output, self.mesh.report_file)
+        return meshes if self.output is None else (self.output, *meshes)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class TaskEnd:
     num_gaussians: int | None = None  # of what was written
     note: str = ""  # on what that does not keep
     scored: Scored | None = None
+    mesh: WrittenMesh | None = None
 
 
 class FileWorker:
@@ -178,7 +188,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
     def count(done: int, total: int, score: ImageScore | None) -> None:
         report(done, total, "loading the photographs" if score is None else f"compared {score.name}")
 
-    output = num = scored = None
+    output = num = scored = mesh = None
     note = ""
     try:
         if task.output is not None:
@@ -193,12 +203,16 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
             report(0, 0, "loading the model")
             measures = measures_for(task.lpips, color_correct=task.color_correct)
             scored = evaluate_task(task.evaluation, measures, count)
+        if task.mesh is not None:
+            make_folder(task.mesh.output.parent)
+            mesh = mesh_of_task(task.mesh, report)
+            output = mesh.output
     except (ValueError, OSError) as error:
         return TaskEnd(error=str(error), output=output, num_gaussians=num)
     except (RuntimeError, MemoryError) as error:
         # torch tells of memory that it does not get by a RuntimeError.
         return TaskEnd(error=f"{task.title} failed: {first_line(error)}", output=output, num_gaussians=num)
-    return TaskEnd(output=output, num_gaussians=num, note=note, scored=scored)
+    return TaskEnd(output=output, num_gaussians=num, note=note, scored=scored, mesh=mesh)
 
 
 def _leave_with_the_parent() -> None:
@@ -210,10 +224,9 @@ def _leave_with_the_parent() -> None:
 
 def _clear_away(task: FileTask, pid: int | None) -> None:
     """Remove what a process that was killed left half-written."""
-    if task.output is None or pid is None:
-        return
-    for entry in task.output.parent.glob(f".{glob.escape(task.output.name)}.tmp-{pid}"):
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
+    for file in () if pid is None else task.files:
+        for entry in file.parent.glob(f".{glob.escape(file.name)}.tmp-{pid}"):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)

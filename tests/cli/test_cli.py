@@ -22,7 +22,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
 from splatstudio.cli import train
 from splatstudio.cli.main import main
-from splatstudio.cli.overview import SUMMARIES, overview
+from splatstudio.cli.overview import SUMMARIES, overview, say_starting
 from splatstudio.devices.monitor import Driver
 from splatstudio.distributed import rank_devices
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
@@ -343,7 +343,7 @@ def test_ctrl_c_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
 
 
 def test_what_is_piped_on_has_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._say_starting()
+    say_starting()
     assert capsys.readouterr().out == ""
 
 

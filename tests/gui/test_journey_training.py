@@ -55,6 +55,7 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     screen.wait(lambda: differs() < 3, f"the same pixels, which differ by {differs()} on average")
     assert screen.step == step, "paused means that no step is trained"
     export_and_download(screen, tmp_path / "out" / "model", model)
+    make_a_mesh(screen, tmp_path / "meshes" / "model.glb")
     screen.tab("Train")
     screen.button("Evaluate now").click()
     screen.wait(lambda: screen.text("test-psnr").endswith("dB"), "the evaluation is shown")
@@ -255,6 +256,20 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     )
     (cameras,) = ply.parent.glob("*.cameras.json")
     assert len(json.loads(cameras.read_text())) == NUM_VIEWS
+    screen.close_notices()
+
+
+def make_a_mesh(screen: Screen, path: Path) -> None:
+    """Make a mesh of the model that was saved, and read how good it is."""
+    screen.tab("Export")
+    screen.page.get_by_text("Mesh", exact=True).click()
+    screen.enter("Resolution", "32")
+    screen.enter("Mesh file", str(path))
+    screen.button("Make mesh").click()
+    screen.page.get_by_text("of the surface").first.wait_for()
+    report = json.loads(path.with_name(f"{path.name}.report.json").read_text())
+    assert path.stat().st_size > 0 and screen.page.get_by_text(f"{report['triangles']:,}").count() > 0
+    screen.page.get_by_text("Mesh", exact=True).click()
     screen.close_notices()
 
 

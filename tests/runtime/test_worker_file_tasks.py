@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 from splatstudio.training.trainer import Trainer
 
 TIMEOUT = 120.0
@@ -94,6 +96,31 @@ def test_parts_are_merged_and_evaluated(do: Do, run: Path, blob_scene: Scene, tm
     end = do(task)
     assert end.error is None and end.num_gaussians == 60 == len(read_ply(tmp_path / "out" / "model.ply"))
     assert end.scored is not None and end.scored.evaluation.num_gaussians == 60
+
+
+def test_a_mesh_is_made_and_a_cancelled_one_leaves_nothing(
+    do: Do,
+    worker: FileWorker,
+    ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]],
+    run: Path,
+    tmp_path: Path,
+) -> None:
+    folder = run / "ckpts" / "step_00000003"
+    mesh = MeshTask(folder, tmp_path / "meshes" / "model.glb", MeshOptions(resolution=32))
+    end = do(FileTask("Making model.glb", mesh=mesh))
+    assert end.error is None and end.mesh is not None and end.output == mesh.output
+    assert end.mesh.report.triangles > 0 and mesh.report_file.exists()
+    end = do(FileTask("Making model.xyz", mesh=replace(mesh, output=tmp_path / "model.xyz")))
+    assert end.error is not None and "a mesh ends in" in end.error
+    other = replace(mesh, output=tmp_path / "other" / "model.obj", options=MeshOptions(resolution=512))
+    assert worker.start(FileTask("Making model.obj", mesh=other))
+    deadline = time.monotonic() + TIMEOUT
+    while worker.progress is None or "depth" not in worker.progress.what:
+        assert time.monotonic() < deadline and worker.task is not None
+        time.sleep(0.01)
+    worker.cancel()
+    assert ends.get(timeout=TIMEOUT)[1].cancelled
+    assert not list(other.output.parent.iterdir())
 
 
 def test_mistakes_come_back_as_one_sentence(do: Do, run: Path, tmp_path: Path) -> None:

@@ -271,8 +271,10 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:
         psnr = end.scored.evaluation.psnr
         return Notice(f"{title}: PSNR {psnr:.2f} dB", str(end.scored.file or ""))
     assert end.output is not None
-    splats = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
-    return Notice(f"Written {end.output.name}{splats}", str(end.output))
+    held = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
+    if end.mesh is not None:
+        held = f" ({end.mesh.report.triangles:,} triangles)"
+    return Notice(f"Written {end.output.name}{held}", str(end.output))
 
 
 @dataclass(frozen=True)

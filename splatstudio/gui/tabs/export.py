@@ -15,6 +15,7 @@ from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel
+from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.theme import ACCENT, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
 from splatstudio.settings.setting import typed_output
@@ -56,6 +57,7 @@ class ExportPanel(Panel):
         )
         export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)
         self.add(TaskBar(page, Export))
+        self.add(MeshSection(page))
         self._sh_degree = self.controller.project.config.sh_degree  # until a model is loaded
         self._written: Exported | None = None
         self._format.on_update(lambda _: self._choose())

@@ -1,0 +1,59 @@
+"""`splatstudio mesh`: the surface of a model as triangles, with a report on how good it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from splatstudio.cli.json_output import CommandResult
+from splatstudio.cli.options import IN_THE_FILES, MeshPlace
+from splatstudio.cli.overview import say_starting
+from splatstudio.files.durable import refuse_existing, refuse_unwritable
+from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
+
+
+def mesh(
+    path: Positional[Path],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    shape: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
+    place: OmitArgPrefixes[MeshPlace] = IN_THE_FILES,
+    overwrite: bool = False,
+    json: bool = False,
+) -> int | CommandResult:
+    """Make a triangle mesh of a model, and say how good it is.
+
+    The report is also written beside it, as model.glb.report.json. Ctrl-C leaves no file.
+
+    Args:
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
+        output: The file to write; its ending says the format: .glb (glTF), .obj, .ply or .stl.
+        shape: How fine the mesh is, and what is done to it.
+        place: Where it lies, and which photographs look at it.
+        overwrite: Replace files that are there already.
+        json: Print the report as one JSON object, and all else to standard error.
+    """
+    shape.check()
+    task = MeshTask(path, output, shape, place.scene, place.images, place.upright)
+    for written in (output, task.report_file):
+        refuse_existing(written, overwrite)
+    refuse_unwritable(output)
+    say_starting()
+    from splatstudio.cli.terminal import console, print_part, stage_progress
+    from splatstudio.surfaces.make_mesh import mesh_of_task
+
+    print_part(path, "Use splatstudio merge.")
+    with stage_progress() as report:
+        written = mesh_of_task(task, report)
+    if json:
+        return CommandResult(0, {"output": str(written.output), **written.report.values})
+    width = max(len(name) for name, _ in written.report.rows)
+    for name, value in written.report.rows:
+        console.print(f"{name:<{width}}  {value}", markup=False)
+    for note in written.report.notes:
+        console.print(note, style="yellow", markup=False)
+    console.print(f"Written to {written.output}, with its report in {written.report_file.name}", markup=False)
+    return 0

@@ -1,0 +1,105 @@
+"""The Mesh section of the Export tab: the surface of the newest model on the disk, and how good it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from splatstudio.gui.dock import TaskBar
+from splatstudio.gui.panel import FILE_HINT, Page, Panel
+from splatstudio.gui.theme import ACCENT, note_html, table_html
+from splatstudio.runtime.file_tasks import FileTask, TaskEnd
+from splatstudio.settings.setting import typed_output
+from splatstudio.surfaces.mesh import can_simplify
+from splatstudio.surfaces.mesh_files import WRITERS
+from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshTask
+
+MESH = "mesh"  # the kind of this section's tasks
+NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
+FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
+COLORS = {"Photos": "photographs", "How many photos saw it": "reliability", "None": "none"}
+
+
+class MeshSection(Panel):
+    """What the mesh shall be like, the button, how far it is, and the report on the one that was made."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        gui = self.gui
+        with gui.add_folder("Mesh", expand_by_default=False):
+            self._format = gui.add_dropdown("Mesh format", tuple(WRITERS))
+            self._suggested = self._suggestion()
+            self._path = gui.add_text("Mesh file", self._suggested, hint=FILE_HINT)
+            self._resolution = gui.add_number(
+                "Resolution",
+                RESOLUTION,
+                min=FEWEST,
+                max=MOST,
+                step=32,
+                hint="Voxels along the longest side, at most; fewer where photos or memory say so.",
+            )
+            self._triangles = gui.add_number(
+                "Triangles",
+                0,
+                min=0,
+                step=1000,
+                hint="About so many at most; 0: as many as there are.",
+                visible=can_simplify(),
+            )
+            self._colors = gui.add_dropdown(
+                "Mesh colors",
+                tuple(COLORS),
+                hint="Green: three photos or more saw it, yellow: two, red: one.",
+            )
+            self._closed = gui.add_checkbox(
+                "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
+            )
+            self.button("Make mesh", lambda _: self._start(), ACCENT)
+            self.add(TaskBar(page, MESH))
+            self._report = gui.add_html("", visible=False)
+        self._format.on_update(lambda _: self._choose())
+
+    def refresh(self) -> None:
+        """Let the suggested name follow the step."""
+        super().refresh()
+        self._follow_step()
+
+    def _suggestion(self) -> str:
+        path = self.controller.project.export_path(self.controller.status.step or None)
+        return str(path.with_suffix(self._format.value))
+
+    def _follow_step(self) -> None:
+        suggestion = self._suggestion()
+        if self._path.value == self._suggested != suggestion:
+            # Only a path that the user did not touch follows.
+            self._suggested = self._path.value = suggestion
+
+    def _choose(self) -> None:
+        path = Path(self._path.value.strip())
+        if self._path.value == self._suggested:
+            self._follow_step()
+        elif path.suffix.lower() in WRITERS:
+            self._path.value = str(path.with_suffix(self._format.value))
+
+    def _start(self) -> None:
+        model = self.controller.shown_path or self.controller.project.checkpoint()
+        if model is None:
+            raise ValueError(NO_MODEL)
+        typed = typed_output(self._path.value)
+        if typed.suffix.lower() not in WRITERS:
+            typed = typed.with_name(typed.name + self._format.value)
+        options = MeshOptions(
+            resolution=int(self._resolution.value),
+            triangles=max(4, int(self._triangles.value)) if self._triangles.value else None,
+            watertight=self._closed.value,
+            colors=COLORS[self._colors.value],  # type: ignore[arg-type]
+        )
+        mesh = MeshTask(model, self.page.free(typed), options)
+        self._report.visible = False
+        self.page.tasks.start(MESH, FileTask(f"Making {mesh.output.name}", mesh=mesh), self._ended)
+
+    def _ended(self, end: TaskEnd) -> None:
+        if end.mesh is None:
+            return
+        notes = "".join(note_html(note) for note in end.mesh.report.notes)
+        self._report.content = table_html(end.mesh.report.rows, mark="mesh") + notes
+        self._report.visible = True

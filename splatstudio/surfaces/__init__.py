@@ -1,0 +1,1 @@
+"""From a trained model to a triangle mesh that says how good it is."""

@@ -1,0 +1,164 @@
+"""The views that a surface is made of: a model's depth where photographs were taken, or from an orbit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import orbit
+from splatstudio.gaussians.gaussians import Gaussians, central_bounds
+from splatstudio.models.exporter import refined_camera
+from splatstudio.models.model import ORBIT_DISTANCE, Model
+from splatstudio.rendering.mode_pictures import median_depth
+from splatstudio.rendering.render import RenderOptions, fastest_device, render
+from splatstudio.scene.scene import Scene
+from splatstudio.surfaces.tsdf import DepthView, points_seen
+
+SURVEY_PIXELS = 160  # along the longer side of the pictures from which distances are learned
+FARTHEST = 4.0  # times the median depth of all pictures: what lies behind is left out
+PIXELS_A_VOXEL = 1.3  # at the median depth: pictures are no larger than they need to be
+MOST_POINTS = 200_000  # for quantiles
+OUTERMOST = 0.005  # share of the points at either end that does not count for the size of the scene
+ORBIT_SIZE, ORBIT_VIEWS, ORBIT_HEIGHTS = 800, 16, (-0.5, 0.15, 0.8)  # pixels; views a loop; of the distance
+
+
+@dataclass(frozen=True, eq=False)
+class SurfaceView:
+    """What one view tells: its depth, and its colors [H, W, 3] uint8 at the same pixels."""
+
+    depth_view: DepthView
+    rgb: Tensor
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the views show, in the units of the model's frame."""
+
+    median_depth: float
+    farthest: float  # what lies farther from a camera is left out
+    pixel: float  # the side of a pixel on the surface, at the median depth, in the photographs' full size
+    low: tuple[float, float, float]  # of the box around the surface
+    high: tuple[float, float, float]
+
+    @property
+    def longest_side(self) -> float:
+        """Return the longest side of the box."""
+        return max(high - low for low, high in zip(self.low, self.high, strict=True))
+
+
+class ModelViews:
+    """The views of a model: as many as there are cameras, each drawn when it is asked for.
+
+    What has been drawn is kept while it takes `room` bytes at most.
+    """
+
+    def __init__(self, model: Model, scene: Scene | None, room: int):
+        """Draw `model` where the photographs of `scene` were taken; None: from an orbit around it."""
+        self._gaussians: Gaussians = model.gaussians.to(fastest_device())
+        self._options: RenderOptions = model.options
+        self._scene, self._room = scene, room
+        self._kept: dict[int, SurfaceView] = {}
+        self._factor = 1.0
+        if scene is None:
+            self._cameras = tuple(_around(model))
+        else:
+            self._cameras = tuple(refined_camera(model, view.name, view.camera) for view in scene.views)
+        self.are_photographs = scene is not None
+        self.farthest = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._cameras)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Return where the cameras stand, [C, 3]."""
+        return np.reshape([camera.position for camera in self._cameras], (-1, 3))
+
+    def survey(self, on_view: Callable[[int], object] = lambda number: None) -> Survey | None:
+        """Look at small pictures of all views; None: nothing is seen in any."""
+        points, depths, sizes = [], [], []
+        for number, camera in enumerate(self._cameras):
+            factor = min(1.0, SURVEY_PIXELS / max(camera.width, camera.height))
+            small = _resized(camera, factor)
+            depth = median_depth(self._gaussians, small, self._options).cpu()
+            points.append(points_seen(DepthView(small, depth)))
+            depth = depth[(depth > 0) & depth.isfinite()]
+            depths.append(depth.double())
+            sizes.append(depth.double() / max(camera.K[0, 0], camera.K[1, 1]))
+            on_view(number + 1)
+        depth, pixels, where = torch.cat(depths), torch.cat(sizes), torch.cat(points)
+        if not len(depth):
+            return None
+        median = float(depth.median())
+        self.farthest = FARTHEST * median
+        where = where[depth <= self.farthest]
+        where = where[:: max(1, len(where) // MOST_POINTS)]
+        ends = torch.quantile(where, torch.tensor([OUTERMOST, 1.0 - OUTERMOST], dtype=where.dtype), dim=0)
+        low, high = (tuple(end.tolist()) for end in ends)
+        return Survey(median, self.farthest, float(pixels.median()), low, high)
+
+    def sharpen(self, survey: Survey, voxel_size: float) -> None:
+        """Draw from now on pictures as large as voxels of this size need them, photographs' size at most."""
+        factor = min(1.0, PIXELS_A_VOXEL * survey.pixel / voxel_size)
+        if factor != self._factor:
+            self._factor = factor
+            self._kept.clear()
+
+    def depths(self) -> Iterator[DepthView]:
+        """Yield the depth of one view after the other."""
+        for number in range(len(self)):
+            yield self.view(number).depth_view
+
+    def view(self, number: int) -> SurfaceView:
+        """Return a view; raises ValueError where its photograph cannot be read."""
+        if number not in self._kept:
+            drawn = self._drawn(number)
+            taken = sum(view.rgb.numel() * 7 // 3 for view in self._kept.values())
+            if taken + drawn.rgb.numel() * 7 // 3 > self._room:
+                return drawn
+            self._kept[number] = drawn
+        return self._kept[number]
+
+    @torch.no_grad()
+    def _drawn(self, number: int) -> SurfaceView:
+        camera = _resized(self._cameras[number], self._factor)
+        depth = median_depth(self._gaussians, camera, self._options).cpu()
+        depth = torch.where((depth > 0) & (depth <= self.farthest), depth, 0.0)
+        if self._scene is None:
+            rgb = render(self._gaussians, camera, self._options).rgb.clamp(0, 1).mul(255).byte().cpu()
+            return SurfaceView(DepthView(camera, depth), rgb)
+        photo = self._scene.photo(number)
+        shown = np.ones(photo.rgb.shape[:2], bool) if photo.mask is None else photo.mask
+        if photo.alpha is not None:
+            shown = shown & (photo.alpha > 127)
+        planes = torch.from_numpy(np.concatenate([photo.rgb, shown[..., None] * np.uint8(255)], axis=-1))
+        size = [camera.height, camera.width]
+        planes = functional.interpolate(planes.permute(2, 0, 1)[None].float(), size=size, mode="area")[0]
+        depth = torch.where(planes[3] > 254.0, depth, 0.0)
+        rgb = planes[:3].round().byte().permute(1, 2, 0).contiguous()
+        return SurfaceView(DepthView(camera, depth), rgb)
+
+
+def _resized(camera: Camera, factor: float) -> Camera:
+    if factor >= 1.0:
+        return camera
+    return camera.resized(max(1, round(camera.width * factor)), max(1, round(camera.height * factor)))
+
+
+def _around(model: Model) -> Iterator[Camera]:
+    """Yield cameras on three loops around the middle of a model, which look at it."""
+    center, radius = central_bounds(model.gaussians)
+    down = model.transform[:3, :3] @ np.array([0.0, 1.0, 0.0])
+    up = -down / np.linalg.norm(down)
+    for height in ORBIT_HEIGHTS:
+        distance = ORBIT_DISTANCE * radius
+        path = orbit(np.array(center), distance, height * distance, up=up)
+        path = replace(path, width=ORBIT_SIZE, height=ORBIT_SIZE)
+        cameras = path.cameras()
+        yield from cameras[:: max(1, len(cameras) // ORBIT_VIEWS)]

@@ -1,0 +1,281 @@
+"""The one way in which a model becomes a mesh: views, field, surface, colors, report, files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.cameras.camera import similarity_scale
+from splatstudio.cameras.placement import export_transform, knows_no_scene
+from splatstudio.files.durable import write_json_durably
+from splatstudio.files.free_memory import free_memory
+from splatstudio.models.model import Model, load_model, origin_of, scene_shown_by
+from splatstudio.scene.scene import Scene
+from splatstudio.surfaces import quality
+from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
+from splatstudio.surfaces.depth_views import ModelViews, Survey
+from splatstudio.surfaces.extract import extract_surface
+from splatstudio.surfaces.mesh import (
+    NO_SIMPLIFICATION,
+    Mesh,
+    can_simplify,
+    simplified,
+    watertight,
+    without_islands,
+)
+from splatstudio.surfaces.mesh_files import check_mesh_output, write_mesh
+from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
+from splatstudio.surfaces.quality import MeshReport
+from splatstudio.surfaces.tsdf import BLOCK_BYTES, TRUNCATION, Grid, Tsdf, find_blocks, fuse
+
+MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
+VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
+BYTES_A_BLOCK = 4 * BLOCK_BYTES  # with what finding the surface in it takes
+# Of the photographs, on the surface. At one, the roughness of the splats is finer than their colors.
+PIXELS_OF_A_VOXEL = 2.0
+COARSER = 1.05  # than what just fits
+MARGIN = 2  # blocks around the box of the survey
+FEW_PHOTOS = 8  # with fewer one view is enough to tell of a surface
+MIN_VIEWS = 2  # that agree on a surface, else
+SEEN_WITHIN = 0.75  # of the truncation distance: a view that sees so near to a vertex sees the vertex
+
+Progress = Callable[[int, int, str], object]
+
+NO_SCENE = (
+    "The model does not say which photographs it was trained on: its surface and colors are those of its own"
+    " renders from an orbit around it; name the scene with --scene FOLDER for those of the photographs."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MadeMesh:
+    """A mesh in the coordinates of its file, and its report."""
+
+    mesh: Mesh
+    report: MeshReport
+
+
+@dataclass(frozen=True)
+class WrittenMesh:
+    """What was written."""
+
+    output: Path
+    report_file: Path
+    report: MeshReport
+
+
+def _untold(done: int, total: int, what: str) -> None:
+    """Tell nobody."""
+
+
+def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh:
+    """Make a mesh of a model on disk and write it and its report, each complete or not there.
+
+    `on_progress` gets how many views of all are done, and what is done now. Raises ValueError for a
+    model, a scene or options that cannot be used, OSError where a file cannot be written, and MemoryError.
+    """
+    check_mesh_output(task.output)
+    options = task.options.with_preset()
+    refuse_options(options)
+    on_progress(0, 0, "loading the model")
+    model = load_model(task.path)
+    scene = None
+    if task.scene is not None or origin_of(task.path) is not None:
+        scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
+    made = mesh_of_model(model, scene, options, upright=task.upright, on_progress=on_progress)
+    on_progress(0, 0, f"writing {task.output.name}")
+    write_mesh(task.output, made.mesh)
+    try:
+        write_json_durably(task.report_file, made.report.values)
+    except BaseException:  # who cancels now wants neither
+        task.output.unlink(missing_ok=True)
+        raise
+    return WrittenMesh(task.output, task.report_file, made.report)
+
+
+def refuse_options(options: MeshOptions) -> None:
+    """Raise ValueError for options that cannot be followed, before there is work to lose."""
+    options.check()
+    if options.triangles is not None and not can_simplify():
+        raise ValueError(NO_SIMPLIFICATION)
+
+
+def mesh_of_model(
+    model: Model,
+    scene: Scene | None = None,
+    options: MeshOptions = PLAIN_MESH,
+    *,
+    upright: bool = False,
+    on_progress: Progress = _untold,
+) -> MadeMesh:
+    """Return the surface of a model by TSDF fusion of its median depth (see `tsdf`), and how good it is.
+
+    It lies in the coordinates of the scene's files, or stands `upright`, z up, centered and scaled as in
+    the studio. Without a scene the views are an orbit. Raises ValueError where nothing is seen or left.
+    """
+    refuse_options(options)
+    free = free_memory()
+    model = model if scene is None else model.in_frame_of(scene)
+    views = ModelViews(model, scene, int(VIEWS_SHARE * free))
+    survey = views.survey(lambda done: on_progress(done, len(views), "looking at the model"))
+    if survey is None:
+        raise ValueError(
+            "no view sees a surface: the model is empty or transparent where the cameras look; train it"
+            " longer"
+        )
+    scale = similarity_scale(model.transform)
+    field, chosen = _fused(views, survey, options, scale, int(MEMORY_SHARE * free), on_progress)
+    on_progress(0, 0, "finding the surface")
+    min_views = MIN_VIEWS if len(views) >= FEW_PHOTOS else 1
+    whole = extract_surface(field, min_views)
+    mesh = without_islands(whole, options.min_island)
+    dropped = whole.num_triangles - mesh.num_triangles
+    grid = field.grid
+    del field, whole
+    if not mesh.num_triangles:
+        raise ValueError(
+            "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
+        )
+    mesh = _finished(mesh, options)
+    colored = _colored(mesh, views, grid, options, on_progress)
+    on_progress(0, 0, "measuring the mesh")
+    facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
+    accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
+    mesh, placed = _placed(model, colored.mesh, upright=upright)
+    return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed))
+
+
+@dataclass(frozen=True, eq=False)
+class _Facts:
+    """What the report tells beside what is measured on the mesh."""
+
+    views: ModelViews
+    scene: Scene | None
+    grid: Grid
+    chosen_by: str
+    dropped: int
+    notes: tuple[str, ...]
+
+
+def _fused(
+    views: ModelViews, survey: Survey, options: MeshOptions, scale: float, room: int, on_progress: Progress
+) -> tuple[Tsdf, str]:
+    """Return the field at the resolution that was asked for, or at the finest that memory has room for."""
+    size, chosen = chosen_voxel_size(survey, options, scale)
+    most = max(1, room // BYTES_A_BLOCK)
+    while True:
+        views.sharpen(survey, size)
+        grid = Grid(np.array(survey.low) - MARGIN * 8 * size, size)
+        keys = find_blocks(
+            grid, views.depths(), lambda done: on_progress(done, len(views), "finding where surfaces are")
+        )
+        if len(keys) <= most:
+            break
+        # What is near a surface grows with its area.
+        size *= COARSER * math.sqrt(len(keys) / most)
+        chosen = (
+            f"as {room / 1e9:.2g} GB of memory have room for; what was asked for needs"
+            f" {len(keys) * BYTES_A_BLOCK / 1e9:.2g} GB"
+        )
+    fused = fuse(grid, keys, views.depths(), lambda done: on_progress(done, len(views), "fusing the depth"))
+    return fused, chosen
+
+
+def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tuple[float, str]:
+    """Return the side of a voxel in the model's frame, and what it was chosen by.
+
+    `scale` is that of the similarity from the files' coordinates to the model's frame.
+    """
+    if options.voxel_size is not None:
+        return options.voxel_size * scale, "as asked for"
+    by_resolution = survey.longest_side / options.resolution
+    by_pixels = PIXELS_OF_A_VOXEL * survey.pixel
+    if by_pixels > by_resolution:
+        return by_pixels, "two pixels of the photographs on the surface"
+    return by_resolution, f"{options.resolution} along the longest side"
+
+
+def _finished(mesh: Mesh, options: MeshOptions) -> Mesh:
+    if options.triangles is not None:
+        mesh = simplified(mesh, options.triangles)
+    return watertight(mesh) if options.watertight else mesh
+
+
+def _colored(
+    mesh: Mesh, views: ModelViews, grid: Grid, options: MeshOptions, on_progress: Progress
+) -> ColoredMesh:
+    every = (views.view(number) for number in range(len(views)))
+    tolerance = SEEN_WITHIN * TRUNCATION * grid.voxel_size
+    colored = colored_by(
+        mesh, every, tolerance, lambda done: on_progress(done, len(views), "coloring the surface")
+    )
+    if options.colors == "reliability":
+        return replace(colored, mesh=reliability_colors(colored.mesh))
+    return replace(colored, mesh=replace(colored.mesh, colors=None)) if options.colors == "none" else colored
+
+
+def _points_within_reach(facts: _Facts, survey: Survey) -> np.ndarray:
+    """Return the sparse points that are near enough to a camera to count, [P, 3]."""
+    if facts.scene is None or not len(facts.scene.points):
+        return np.zeros((0, 3))
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
+    points = np.asarray(facts.scene.points, np.float64)
+    away, _ = KDTree(facts.views.positions).query(points)
+    return points[away <= survey.farthest]
+
+
+def _placed(model: Model, mesh: Mesh, *, upright: bool) -> tuple[Mesh, float]:
+    """Return a mesh in the coordinates of its file, and how many units of it one of the frame has."""
+    if upright:
+        if knows_no_scene(model.transform):
+            export_transform(model.transform, upright=True)  # raises the sentence on it
+        return mesh, 1.0
+    back = np.linalg.inv(model.transform)
+    return mesh.transformed(back), similarity_scale(back)
+
+
+def _notes(views: ModelViews, scene: Scene | None, model: Model) -> list[str]:
+    notes = [*model.notes]
+    if scene is None:
+        notes.append(NO_SCENE)
+    elif len(views) < FEW_PHOTOS:
+        notes.append(
+            f"{len(views)} photographs are few for a surface: what one alone sees is as the model guessed it"
+        )
+    if model.part is not None:
+        notes.append(model.part)
+    return notes
+
+
+def _report(
+    mesh: Mesh, colored: ColoredMesh, facts: _Facts, scores: tuple[float | None, float | None], scale: float
+) -> MeshReport:
+    accuracy, completeness = scores
+    low, high = mesh.vertices.amin(dim=0), mesh.vertices.amax(dim=0)
+    x, y, z = (high - low).tolist()
+    photographed = facts.views.are_photographs
+    return MeshReport(
+        triangles=mesh.num_triangles,
+        vertices=len(mesh.vertices),
+        size=(x, y, z),
+        diagonal=mesh.diagonal,
+        voxel_size=facts.grid.voxel_size * scale,
+        truncation_distance=facts.grid.truncation * scale,
+        resolution_chosen_by=facts.chosen_by,
+        views=len(facts.views),
+        views_are="photographs" if photographed else "an orbit",
+        seen_by_three=quality.seen_share(mesh) if photographed else None,
+        accuracy=None if accuracy is None else accuracy * scale,
+        completeness=completeness,
+        sparse_points=0 if facts.scene is None else len(facts.scene.points),
+        residual_color=colored.residual if photographed else None,
+        holes=quality.num_holes(mesh),
+        dropped_triangles=facts.dropped,
+        scale=scale,
+        notes=facts.notes,
+    )

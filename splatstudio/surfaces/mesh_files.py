@@ -1,0 +1,171 @@
+"""Meshes as files: binary glTF (.glb), Wavefront (.obj), binary PLY and binary STL.
+
+Sources: Khronos' specification of glTF 2.0; Turk 1994, "The PLY Polygon File Format"; Wavefront's appendix B1
+on object files, with colors behind the positions as most programs read them; 3D Systems' StereoLithography
+Interface Specification.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splatstudio.files.durable import write_parts_durably
+from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
+
+MOST_BYTES = 2**32 - 1  # of a .glb
+FLOAT, UNSIGNED_INT, UNSIGNED_BYTE = 5126, 5125, 5121  # glTF's codes of component types
+VERTEX_BUFFER, INDEX_BUFFER = 34962, 34963
+LINES = 100_000  # of a text file that are made at a time
+# Files of splats have y down and glTF has y up: a half turn around z, as `formats/gltf.py` has it.
+HALF_TURN = (0.0, 0.0, 1.0, 0.0)
+
+
+def check_mesh_output(path: Path) -> None:
+    """Raise ValueError, naming the endings there are, for a file that no mesh can be written to."""
+    if path.suffix.lower() not in WRITERS:
+        *others, last = WRITERS
+        raise ValueError(f"cannot write {path.name}: a mesh ends in {', '.join(others)} or {last}")
+
+
+def write_mesh(path: Path, mesh: Mesh) -> None:
+    """Write a mesh in the format of the ending: complete, or not there.
+
+    A .stl has no colors. Raises ValueError for an unknown ending, an empty mesh and a .glb above 4 GB,
+    OSError where it cannot be written.
+    """
+    check_mesh_output(path)
+    if not mesh.num_triangles:
+        raise ValueError(f"{path} is not written: the mesh has no triangles")
+    write_parts_durably(path, WRITERS[path.suffix.lower()](path, mesh))
+
+
+def _linear(colors: np.ndarray) -> np.ndarray:
+    """Return colors as on a screen (sRGB) as linear ones, which glTF 2.0 asks for (section 3.9.2)."""
+    return np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+
+
+def _bytes_of(colors: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(colors, 0.0, 1.0) * 255.0).astype(np.uint8)
+
+
+def _glb(path: Path, mesh: Mesh) -> Iterator[bytes]:
+    columns: list[tuple[str, np.ndarray, int, str]] = [
+        ("POSITION", mesh.vertices.numpy().astype("<f4"), FLOAT, "VEC3"),
+        ("NORMAL", _unit_normals(mesh), FLOAT, "VEC3"),
+    ]
+    if mesh.colors is not None:
+        linear = _bytes_of(_linear(mesh.colors.numpy()))
+        columns += [("COLOR_0", np.pad(linear, ((0, 0), (0, 1)), constant_values=255), UNSIGNED_BYTE, "VEC4")]
+    columns += [("", mesh.faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
+    description = _description(columns)
+    content = sum(array.nbytes for _, array, _, _ in columns)
+    length = 12 + 8 + len(description) + 8 + content
+    if length > MOST_BYTES:
+        raise ValueError(
+            f"{path} cannot be written: a .glb holds 4 GB, this mesh needs {length / 1e9:.1f} GB; write a"
+            " .ply, or give --triangles"
+        )
+    yield struct.pack("<4sIII4s", b"glTF", 2, length, len(description), b"JSON") + description
+    yield struct.pack("<I4s", content, b"BIN\0")
+    for _, array, _, _ in columns:
+        yield array.tobytes()
+
+
+def _unit_normals(mesh: Mesh) -> np.ndarray:
+    """Return normals of length 1, as the format's validator asks; of a vertex without one it is any."""
+    normals = vertex_normals(mesh).numpy().astype("<f4")
+    normals[~(np.linalg.norm(normals, axis=1) > 0.5)] = (0.0, 0.0, 1.0)
+    return normals
+
+
+def _description(columns: list[tuple[str, np.ndarray, int, str]]) -> bytes:
+    """Return the JSON part of a .glb, padded to a multiple of four bytes."""
+    views, accessors, offset = [], [], 0
+    for number, (name, array, code, kind) in enumerate(columns):
+        target = VERTEX_BUFFER if name else INDEX_BUFFER
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": target})
+        accessor: dict[str, Any] = {"bufferView": number, "componentType": code, "type": kind}
+        accessor["count"] = len(array)
+        if name == "POSITION":
+            accessor |= {"min": array.min(axis=0).tolist(), "max": array.max(axis=0).tolist()}
+        if code == UNSIGNED_BYTE:
+            accessor["normalized"] = True
+        accessors.append(accessor)
+        offset += array.nbytes
+    attributes = {name: number for number, (name, *_) in enumerate(columns) if name}
+    material = {"pbrMetallicRoughness": {"metallicFactor": 0.0, "roughnessFactor": 1.0}, "doubleSided": True}
+    description = {
+        "asset": {"version": "2.0", "generator": "splatstudio"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0, "rotation": list(HALF_TURN)}],
+        "meshes": [{"primitives": [{"attributes": attributes, "indices": len(columns) - 1, "material": 0}]}],
+        "materials": [material],
+        "buffers": [{"byteLength": offset}],
+        "bufferViews": views,
+        "accessors": accessors,
+    }
+    text = json.dumps(description, separators=(",", ":"))
+    return (text + " " * (-len(text) % 4)).encode("ascii")
+
+
+def _ply(path: Path, mesh: Mesh) -> Iterator[bytes]:
+    columns = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
+    if mesh.colors is not None:
+        columns += [(name, "u1") for name in ("red", "green", "blue")]
+    lines = ["ply", "format binary_little_endian 1.0", "comment splatstudio"]
+    lines += [f"element vertex {len(mesh.vertices)}"]
+    lines += [f"property {'float' if kind == '<f4' else 'uchar'} {name}" for name, kind in columns]
+    lines += [f"element face {mesh.num_triangles}", "property list uchar int vertex_indices", "end_header"]
+    yield ("\n".join(lines) + "\n").encode("ascii")
+    rows = np.zeros(len(mesh.vertices), columns)
+    values = np.concatenate([mesh.vertices.numpy(), vertex_normals(mesh).numpy()], axis=1)
+    for number, (name, _) in enumerate(columns[:6]):
+        rows[name] = values[:, number]
+    if mesh.colors is not None:
+        colors = _bytes_of(mesh.colors.numpy())
+        for number, (name, _) in enumerate(columns[6:]):
+            rows[name] = colors[:, number]
+    yield rows.tobytes()
+    faces = np.zeros(mesh.num_triangles, [("count", "u1"), ("corners", "<i4", 3)])
+    faces["count"], faces["corners"] = 3, mesh.faces.numpy()
+    yield faces.tobytes()
+
+
+def _stl(path: Path, mesh: Mesh) -> Iterator[bytes]:
+    yield b"splatstudio".ljust(80) + struct.pack("<I", mesh.num_triangles)
+    rows = np.zeros(mesh.num_triangles, [("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("unused", "<u2")])
+    rows["normal"] = face_normals(mesh).numpy()
+    rows["corners"] = mesh.vertices.numpy()[mesh.faces.numpy()]
+    yield rows.tobytes()
+
+
+def _obj(path: Path, mesh: Mesh) -> Iterator[bytes]:
+    yield b"# splatstudio\n"
+    # Nine digits tell each float32.
+    values = mesh.vertices.numpy()
+    line = "v %.9g %.9g %.9g\n"
+    if mesh.colors is not None:
+        values = np.concatenate([values, mesh.colors.numpy()], axis=1)
+        line = "v %.9g %.9g %.9g %.4f %.4f %.4f\n"
+    for start in range(0, len(values), LINES):
+        part = values[start : start + LINES]
+        yield (line * len(part) % tuple(part.ravel().tolist())).encode("ascii")
+    faces = mesh.faces.numpy() + 1
+    for start in range(0, len(faces), LINES):
+        part = faces[start : start + LINES]
+        yield ("f %d %d %d\n" * len(part) % tuple(part.ravel().tolist())).encode("ascii")
+
+
+WRITERS: dict[str, Callable[[Path, Mesh], Iterator[bytes]]] = {
+    ".glb": _glb,
+    ".obj": _obj,
+    ".ply": _ply,
+    ".stl": _stl,
+}

@@ -1,0 +1,85 @@
+"""What a mesh shall be like. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+MeshPreset = Literal["collision"]
+MeshColors = Literal["photographs", "reliability", "none"]
+RESOLUTION = 512
+COLLISION_RESOLUTION, COLLISION_TRIANGLES = 128, 10_000
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """How fine a mesh is, and what is done to it.
+
+    Args:
+        voxel_size: The side of a voxel, in the units of the scene's files; by default two pixels of
+            the photographs on the surface, or more where the resolution or the memory say so.
+        resolution: At most so many voxels along the longest side of what the photographs show.
+        triangles: At most about so many triangles.
+        watertight: Close the holes, which nobody has seen; without it they stay open.
+        min_island: Drop pieces whose area is below this share of the largest one's; 0 keeps all.
+        colors: Those of the photographs, or how many of them saw the surface (green: three or more, yellow:
+            two, red: fewer), or none.
+        mesh_preset: collision: coarse, closed, without colors and with few triangles, for a physics engine;
+            what is given beside it wins.
+    """
+
+    voxel_size: float | None = None
+    resolution: int = RESOLUTION
+    triangles: int | None = None
+    watertight: bool = False
+    min_island: float = 0.01
+    colors: MeshColors = "photographs"
+    mesh_preset: MeshPreset | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for a number that cannot be."""
+        if self.voxel_size is not None and not 0 < self.voxel_size < float("inf"):
+            raise ValueError(f"--voxel-size must be a length above 0, not {self.voxel_size}")
+        if not 8 <= self.resolution <= 8192:
+            raise ValueError(f"--resolution must be 8 to 8192 voxels, not {self.resolution}")
+        if self.triangles is not None and self.triangles < 4:
+            raise ValueError(f"--triangles must be 4 or more, not {self.triangles}: no solid has fewer")
+        if not 0 <= self.min_island <= 1:
+            raise ValueError(f"--min-island must be a share from 0 to 1, not {self.min_island}")
+
+    def with_preset(self) -> MeshOptions:
+        """Return the options with those of the preset in place of what is as by default."""
+        if self.mesh_preset is None:
+            return self
+        return replace(
+            self,
+            resolution=COLLISION_RESOLUTION if self.resolution == RESOLUTION else self.resolution,
+            triangles=self.triangles or COLLISION_TRIANGLES,
+            watertight=True,
+            colors="none" if self.colors == "photographs" else self.colors,
+        )
+
+
+PLAIN_MESH = MeshOptions()
+
+
+@dataclass(frozen=True)
+class MeshTask:
+    """Which model becomes a mesh, and where that goes.
+
+    `path` is a run, a checkpoint or a file of splats; `scene` and `images` name its scene where it is another
+    one than that of its training.
+    """
+
+    path: Path
+    output: Path
+    options: MeshOptions = PLAIN_MESH
+    scene: Path | None = None
+    images: str = ""
+    upright: bool = False
+
+    @property
+    def report_file(self) -> Path:
+        """Return where the report goes: beside the mesh, by its whole name."""
+        return self.output.with_name(f"{self.output.name}.report.json")

@@ -1,0 +1,166 @@
+"""From a training to a mesh with its report: as good as it says, and a sentence where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from blob_models import blobs
+from traced_shapes import SOLIDS, f_score, paint, write_traced_scene
+
+import splatstudio as ss
+from splatstudio.models.model import Model, load_model
+from splatstudio.scene.load import load_scene
+from splatstudio.surfaces import make_mesh
+from splatstudio.surfaces.make_mesh import MadeMesh, mesh_of_model, mesh_of_task
+from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
+
+SPHERE = SOLIDS["sphere"]
+COARSE = MeshOptions(resolution=40)
+PIXELS = 96
+SIZE = 2.0  # cm, which the studio does not know
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained on photographs of a painted sphere of radius 2."""
+    folder = tmp_path_factory.mktemp("traced")
+    scene = write_traced_scene(folder / "scene", SPHERE, num=6, pixels=PIXELS, scale=SIZE)
+    ss.train(scene, run_dir=folder / "run", steps=400, test_every=0, seed=1)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def made(run: Path) -> MadeMesh:
+    model = load_model(run)
+    return mesh_of_model(model, load_scene(run.parent / "scene"), COARSE)
+
+
+def test_a_trained_sphere_comes_back_in_the_units_of_its_files(made: MadeMesh) -> None:
+    mesh, report = made.mesh, made.report
+    unit = replace(mesh, vertices=mesh.vertices / SIZE)
+    score, chamfer = f_score(unit, SPHERE)
+    assert score > 0.9 and chamfer < 0.01, (score, chamfer)
+    assert np.allclose(report.size, 2 * SIZE, rtol=0.1)
+
+
+def test_the_report_says_what_is_true(made: MadeMesh) -> None:
+    mesh, report = made.mesh, made.report
+    assert report.triangles == mesh.num_triangles and report.views == 18
+    assert report.seen_by_three is not None and report.seen_by_three > 0.9
+    assert report.accuracy is not None and report.completeness is not None
+    true = float((SPHERE.distance(mesh.vertices / SIZE).abs() * SIZE).median())
+    assert report.accuracy == pytest.approx(true, rel=0.4) and report.completeness > 0.9
+    assert report.voxel_size == pytest.approx(report.truncation_distance / 4)
+    assert "of 255" in dict(report.rows)["Colors differ by"]
+
+
+def test_its_colors_are_those_of_the_photographs(made: MadeMesh) -> None:
+    mesh = made.mesh
+    assert mesh.colors is not None and mesh.num_seen is not None
+    seen = mesh.num_seen >= 3
+    at = torch.nn.functional.normalize(mesh.vertices, dim=1)
+    assert (mesh.colors - paint(at))[seen].abs().mean() < 0.06
+
+
+def test_masks_leave_holes(run: Path, tmp_path: Path) -> None:
+    import cv2
+
+    scene = shutil.copytree(run.parent / "scene", tmp_path / "scene")
+    (scene / "masks").mkdir()
+    half = np.full((PIXELS, PIXELS), 255, np.uint8)
+    half[: PIXELS // 2] = 0  # nothing counts in the upper half
+    for photo in (scene / "images").iterdir():
+        cv2.imwrite(str(scene / "masks" / photo.name), half)
+    model = load_model(run)
+    masked = mesh_of_model(model, load_scene(scene), COARSE)
+    assert masked.report.holes >= 1
+    top = float(masked.mesh.vertices[:, 2].max())
+    assert top < 0.95 * SIZE, "no photograph shows the pole"
+
+
+def test_the_preset_is_closed_small_and_plain(run: Path) -> None:
+    pytest.importorskip("fast_simplification")
+    options = MeshOptions(mesh_preset="collision", resolution=48, triangles=500).with_preset()
+    made = mesh_of_model(load_model(run), load_scene(run.parent / "scene"), options)
+    assert made.report.holes == 0 and made.mesh.num_triangles <= 600 and made.mesh.colors is None
+
+
+def test_a_model_without_a_scene_is_seen_from_an_orbit_and_says_so(run: Path, tmp_path: Path) -> None:
+    load_model(run).save(tmp_path / "model.ply")
+    told: list[str] = []
+    written = mesh_of_task(
+        MeshTask(tmp_path / "model.ply", tmp_path / "mesh.obj", replace(COARSE, colors="reliability")),
+        lambda done, total, what: told.append(what),
+    )
+    report = written.report
+    assert report.views_are == "an orbit" and report.seen_by_three is None
+    assert "an orbit around it; name the scene with --scene" in " ".join(report.notes)
+    assert np.allclose(report.size, 2 * SIZE, rtol=0.2)
+    assert json.loads(written.report_file.read_text())["triangles"] == report.triangles
+    assert {"looking at the model", "fusing the depth", "coloring the surface"} <= set(told)
+
+
+def test_too_little_memory_takes_the_resolution_that_fits_and_says_the_number(
+    run: Path, made: MadeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_mesh, "free_memory", lambda: 2_000_000)
+    model, scene = load_model(run), load_scene(run.parent / "scene")
+    coarser = mesh_of_model(model, scene, COARSE)
+    assert "0.001 GB of memory have room for" in coarser.report.resolution_chosen_by
+    assert coarser.report.voxel_size > 1.2 * made.report.voxel_size
+    assert 100 < coarser.mesh.num_triangles < made.mesh.num_triangles
+
+
+def test_one_photograph_gives_what_it_sees_with_a_note(run: Path) -> None:
+    scene = load_scene(run.parent / "scene")
+    made = mesh_of_model(load_model(run), replace(scene, views=scene.views[:1]), COARSE)
+    assert "1 photographs are few" in " ".join(made.report.notes)
+    assert made.report.holes >= 1 and made.report.seen_by_three == 0.0
+
+
+def test_nothing_to_see_is_a_sentence(run: Path) -> None:
+    model, scene = load_model(run), load_scene(run.parent / "scene")
+    clear = replace(model.gaussians, opacities=torch.full_like(model.gaussians.opacities, -9.0))
+    with pytest.raises(ValueError, match="no view sees a surface"):
+        mesh_of_model(replace(model, gaussians=clear), scene, COARSE)
+
+
+def test_what_is_cancelled_leaves_no_file(run: Path, tmp_path: Path) -> None:
+    for stage in ("fusing the depth", "coloring the surface", "writing mesh.glb"):
+
+        def stop(done: int, total: int, what: str, stage: str = stage) -> None:
+            if what == stage:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            ss.mesh(run, tmp_path / "mesh.glb", resolution=32, on_progress=stop)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_python_writes_a_mesh_and_returns_its_report(run: Path, tmp_path: Path) -> None:
+    report = ss.mesh(run, tmp_path / "mesh.glb", resolution=32, upright=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mesh.glb", "mesh.glb.report.json"]
+    assert report.scale == 1.0
+    with pytest.raises(ValueError, match=r"a mesh has the options voxel_size, resolution, .*not all of size"):
+        ss.mesh(run, tmp_path / "other.glb", size=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (MeshOptions(voxel_size=0.0), "--voxel-size must be a length above 0"),
+        (MeshOptions(voxel_size=float("nan")), "--voxel-size must be a length above 0"),
+        (MeshOptions(resolution=2), "--resolution must be 8 to 8192"),
+        (MeshOptions(triangles=1), "--triangles must be 4 or more"),
+        (MeshOptions(min_island=2.0), "--min-island must be a share"),
+    ],
+)
+def test_options_that_cannot_be(options: MeshOptions, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        mesh_of_model(Model(blobs()), None, options)

@@ -85,6 +85,13 @@ class ShapeConfig:
         live=True,
         least=1,
     )
+    max_thickness: float = setting(
+        0.0,
+        "Shortest over middle standard deviation at most: discs, which lie on surfaces. 0: no limit.",
+        0,
+        1,
+        live=True,
+    )
     min_views: int = setting(0, "Remove splats that fewer training photographs show; 0: never.", 0, live=True)
     min_views_every: int = setting(1000, "Steps between two such removals.", 1)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from splatstudio.settings.config import TrainConfig, changed, value_of
 from splatstudio.settings.strategy_config import note_on_unread
 
-PresetName = Literal["preview", "default", "quality", "mcmc", "fast"]
+PresetName = Literal["preview", "default", "quality", "mcmc", "fast", "surface"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ _PRESETS = (
         "fast",
         "Quality like default, faster, with under half the splats.",
         {**_FAST, **_FEW},
+    ),
+    Preset(
+        "surface",
+        "Flat splats that lie on surfaces: for meshes and measuring.",
+        {"shapes.max_thickness": 0.1},
     ),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}

@@ -35,8 +35,10 @@ class ShapeLimits:
 
 def changes_shapes(config: ShapeConfig, step: int) -> bool:
     """Return whether `hold_shapes` may change anything after the step after `step` others."""
-    limited = (config.max_scale > 0 or config.max_ratio > 0) and (step + 1) % LIMIT_EVERY == 0
-    return limited or (config.min_views > 0 and (step + 1) % config.min_views_every == 0)
+    limited = max(config.max_scale, config.max_ratio, config.max_thickness) > 0
+    if limited and (step + 1) % LIMIT_EVERY == 0:
+        return True
+    return config.min_views > 0 and (step + 1) % config.min_views_every == 0
 
 
 def hold_shapes(
@@ -65,7 +67,8 @@ def limit_shapes(gaussians: Gaussians, config: ShapeConfig, *, extent: float) ->
     """Make the Gaussians that are larger or longer than the settings allow as large as they do, in place.
 
     No standard deviation above `max_scale` times `extent`, and the longest at most `max_ratio` times the
-    middle one: so it is a disc at most, and no needle.
+    middle one: so it is a disc at most, and no needle. The shortest is at most `max_thickness` times the
+    middle one: discs lie on surfaces (Huang et al. 2024, "2D Gaussian Splatting"), balls around them.
     """
     scales = gaussians.scales.detach()
     if config.max_scale > 0:
@@ -73,6 +76,10 @@ def limit_shapes(gaussians: Gaussians, config: ShapeConfig, *, extent: float) ->
     if config.max_ratio > 0:
         middle = scales.median(dim=1, keepdim=True).values
         torch.minimum(scales, middle + math.log(config.max_ratio), out=scales)
+    if config.max_thickness > 0:
+        middle = scales.median(dim=1, keepdim=True).values
+        shortest, axis = scales.min(dim=1, keepdim=True)
+        scales.scatter_(1, axis, torch.minimum(shortest, middle + math.log(config.max_thickness)))
 
 
 def remove_unseen(population: Population, cameras: Sequence[Camera], limits: ShapeLimits) -> int:

@@ -24,6 +24,7 @@ from splatstudio.surfaces.mesh import (
     Mesh,
     can_simplify,
     simplified,
+    smoothed,
     watertight,
     without_islands,
 )
@@ -200,6 +201,7 @@ def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tup
 
 
 def _finished(mesh: Mesh, options: MeshOptions) -> Mesh:
+    mesh = smoothed(mesh, options.smoothing)
     if options.triangles is not None:
         mesh = simplified(mesh, options.triangles)
     return watertight(mesh) if options.watertight else mesh

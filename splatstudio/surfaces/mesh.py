@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+TAUBIN = (0.5, -0.53)  # of the way to the neighbors: there, and a little more back
 NO_SIMPLIFICATION = (
     "fewer triangles need fast-simplification, which is not installed: pip install 'splatstudio[mesh]', or"
     " omit --triangles"
@@ -98,6 +99,39 @@ def kept(mesh: Mesh, faces: Tensor) -> Mesh:
     colors = None if mesh.colors is None else mesh.colors[used]
     seen = None if mesh.num_seen is None else mesh.num_seen[used]
     return Mesh(mesh.vertices[used], renumbered.view(-1, 3), colors, seen)
+
+
+@torch.no_grad()
+def smoothed(mesh: Mesh, rounds: int) -> Mesh:
+    """Return the mesh with its vertices moved toward their neighbors and back again, `rounds` times.
+
+    What is finer than a few triangles goes, larger shapes keep their size (Taubin 1995, "A Signal Processing
+    Approach to Fair Surface Design"). On the edge of a hole the neighbors are those on the edge.
+    """
+    if rounds <= 0 or mesh.num_triangles == 0:
+        return mesh
+    starts, ends = _neighbors(mesh)
+    num = len(mesh.vertices)
+    count = torch.bincount(starts, minlength=num).clamp(min=1)[:, None]
+    vertices = mesh.vertices.clone()
+    for factor in TAUBIN * rounds:
+        mean = torch.zeros_like(vertices).index_add_(0, starts, vertices[ends]) / count
+        vertices = vertices + factor * (mean - vertices)
+    return replace(mesh, vertices=vertices)
+
+
+def _neighbors(mesh: Mesh) -> tuple[Tensor, Tensor]:
+    """Return each edge both ways, its start and its end; of a vertex on a hole those on the hole alone."""
+    edges = torch.cat([mesh.faces[:, [0, 1]], mesh.faces[:, [1, 2]], mesh.faces[:, [2, 0]]])
+    num = len(mesh.vertices)
+    keys = torch.minimum(*edges.T) * num + torch.maximum(*edges.T)
+    keys, times = torch.unique(keys, return_counts=True)
+    one, other, open_edge = keys // num, keys % num, times == 1
+    starts, ends = torch.cat([one, other]), torch.cat([other, one])
+    on_hole = torch.zeros(num, dtype=torch.bool)
+    on_hole[one[open_edge]] = on_hole[other[open_edge]] = True
+    kept = ~on_hole[starts] | torch.cat([open_edge, open_edge])
+    return starts[kept], ends[kept]
 
 
 def boundary_loops(mesh: Mesh) -> list[list[int]]:

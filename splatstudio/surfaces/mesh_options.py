@@ -9,6 +9,7 @@ from typing import Literal
 MeshPreset = Literal["collision"]
 MeshColors = Literal["photographs", "reliability", "none"]
 RESOLUTION = 512
+SMOOTHING, MOST_SMOOTHING = 10, 200  # rounds
 COLLISION_RESOLUTION, COLLISION_TRIANGLES = 128, 10_000
 
 
@@ -22,6 +23,8 @@ class MeshOptions:
         resolution: At most so many voxels along the longest side of what the photographs show.
         triangles: At most about so many triangles.
         watertight: Close the holes, which nobody has seen; without it they stay open.
+        smoothing: Rounds of smoothing, which take the roughness of the splats off and keep larger shapes; 0:
+            none.
         min_island: Drop pieces whose area is below this share of the largest one's; 0 keeps all.
         colors: Those of the photographs, or how many of them saw the surface (green: three or more, yellow:
             two, red: fewer), or none.
@@ -33,6 +36,7 @@ class MeshOptions:
     resolution: int = RESOLUTION
     triangles: int | None = None
     watertight: bool = False
+    smoothing: int = SMOOTHING
     min_island: float = 0.01
     colors: MeshColors = "photographs"
     mesh_preset: MeshPreset | None = None
@@ -45,6 +49,8 @@ class MeshOptions:
             raise ValueError(f"--resolution must be 8 to 8192 voxels, not {self.resolution}")
         if self.triangles is not None and self.triangles < 4:
             raise ValueError(f"--triangles must be 4 or more, not {self.triangles}: no solid has fewer")
+        if not 0 <= self.smoothing <= MOST_SMOOTHING:
+            raise ValueError(f"--smoothing must be 0 to {MOST_SMOOTHING} rounds, not {self.smoothing}")
         if not 0 <= self.min_island <= 1:
             raise ValueError(f"--min-island must be a share from 0 to 1, not {self.min_island}")
 

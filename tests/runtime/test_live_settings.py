@@ -66,6 +66,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "shapes.scale_weight": (5.0, "scales"),
     "shapes.max_scale": (0.01, "scales"),
     "shapes.max_ratio": (1.01, "scales"),
+    "shapes.max_thickness": (0.01, "scales"),
     "shapes.min_views": (7, "num"),
 }
 ELSEWHERE = {

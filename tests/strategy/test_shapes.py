@@ -17,6 +17,7 @@ from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
@@ -56,6 +57,28 @@ def test_no_gaussian_is_larger_or_longer_than_the_limits() -> None:
     torch.testing.assert_close(gaussians.scales[0].exp(), torch.tensor([3.0, 2.0, 2.0]))
     torch.testing.assert_close(gaussians.scales[1].exp(), torch.tensor([0.1, 0.001, 0.01]))
     assert torch.equal(gaussians.scales[2:], kept[2:])
+
+
+def test_splats_become_discs_of_the_thickness_that_is_allowed() -> None:
+    gaussians = blobs()
+    gaussians.scales[0] = torch.tensor([9.0, 2.0, 1.0]).log()
+    gaussians.scales[1] = torch.tensor([0.5, 0.5, 0.5]).log()
+    gaussians.scales[2] = torch.tensor([0.01, 0.4, 0.5]).log()  # thin enough
+    kept = gaussians.scales.clone()
+    limit_shapes(gaussians, ShapeConfig(max_thickness=0.1), extent=1.0)
+    torch.testing.assert_close(gaussians.scales[0].exp(), torch.tensor([9.0, 2.0, 0.2]))
+    torch.testing.assert_close(gaussians.scales[1].exp().sort().values, torch.tensor([0.05, 0.5, 0.5]))
+    assert torch.equal(gaussians.scales[2], kept[2])
+
+
+def test_a_training_with_the_preset_surface_is_one_of_discs(blob_scene: Scene) -> None:
+    config = PRESETS["surface"].apply(TrainConfig(steps=20))
+    trainer = Trainer(blob_scene, config)
+    for _ in range(20):
+        trainer.train_step()
+    scales = trainer.gaussians.scales.detach().exp().sort(dim=1).values
+    assert float((scales[:, 0] / scales[:, 1]).max()) <= config.shapes.max_thickness * 1.001
+    trainer.close()
 
 
 def test_a_ratio_that_would_flatten_everything_is_refused_also_while_training(blob_scene: Scene) -> None:

@@ -158,6 +158,7 @@ def test_python_writes_a_mesh_and_returns_its_report(run: Path, tmp_path: Path) 
         (MeshOptions(voxel_size=float("nan")), "--voxel-size must be a length above 0"),
         (MeshOptions(resolution=2), "--resolution must be 8 to 8192"),
         (MeshOptions(triangles=1), "--triangles must be 4 or more"),
+        (MeshOptions(smoothing=-1), "--smoothing must be 0 to 200 rounds"),
         (MeshOptions(min_island=2.0), "--min-island must be a share"),
     ],
 )

@@ -20,6 +20,7 @@ from splatstudio.surfaces.mesh import (
     kept,
     sampled,
     simplified,
+    smoothed,
     vertex_normals,
     watertight,
     without_islands,
@@ -57,6 +58,32 @@ def test_small_islands_are_dropped_by_their_area() -> None:
     assert without_islands(both, 0.03).num_triangles == 2 * BALL.num_triangles
     assert without_islands(both, 0.0) is both
     assert without_islands(both, 0.1).vertices.max() < 2.0, "their vertices are gone, too"
+
+
+def test_smoothing_takes_roughness_off_and_keeps_the_size() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.02 * torch.randn(BALL.vertices.shape, generator=generator, dtype=torch.float64)
+    rough = replace(BALL, vertices=BALL.vertices + noise)
+    smooth = smoothed(rough, 10)
+
+    def error(mesh: Mesh) -> tuple[float, float]:
+        radius = mesh.vertices.norm(dim=1)
+        turned = (vertex_normals(mesh) * SPHERE.normals(mesh.vertices)).sum(dim=1).clamp(-1, 1)
+        return float(radius.mean()), float(torch.rad2deg(torch.acos(turned)).mean())
+
+    assert error(smooth)[0] == pytest.approx(error(rough)[0], rel=0.005)
+    assert error(smooth)[1] < 0.5 * error(rough)[1]
+    assert smoothed(rough, 0) is rough and torch.equal(smooth.faces, rough.faces)
+
+
+def test_smoothing_leaves_the_edge_of_a_plane_in_its_place() -> None:
+    step = torch.arange(9, dtype=torch.float64)
+    vertices = torch.cat([torch.cartesian_prod(step, step), torch.zeros(81, 1, dtype=torch.float64)], dim=1)
+    corner = torch.tensor([[9 * i + j, 9 * i + j + 9, 9 * i + j + 1] for i in range(8) for j in range(8)])
+    plane = Mesh(vertices, torch.cat([corner, corner[:, [2, 1, 1]] + torch.tensor([0, 0, 1])]))
+    smooth = smoothed(replace(plane, vertices=vertices + torch.tensor([0.0, 0.0, 2.0])), 10)
+    assert (smooth.vertices[:, 2] - 2.0).abs().max() < 1e-9, "a plane stays one"
+    assert (smooth.vertices - vertices)[:, :2].abs().max() < 0.6, "only its corners are rounded"
 
 
 def test_holes_are_closed_and_their_middles_count_as_unseen() -> None:

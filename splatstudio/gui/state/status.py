@@ -63,6 +63,7 @@ WORDS: dict[str, dict[int, str]] = {
     "shapes.scale_weight": {0: "off"},
     "shapes.max_scale": {0: "off"},
     "shapes.max_ratio": {0: "off"},
+    "shapes.max_thickness": {0: "off"},
     "shapes.min_views": {0: "off"},
     "dropout.rate": {0: "off"},
 }

@@ -38,7 +38,7 @@ def mesh(
     """
     shape.check()
     task = MeshTask(path, output, shape, place.scene, place.images, place.upright)
-    for written in (output, task.report_file):
+    for written in task.files:
         refuse_existing(written, overwrite)
     refuse_unwritable(output)
     say_starting()

@@ -43,7 +43,7 @@ class FileTask:
     @property
     def files(self) -> tuple[Path, ...]:
         """Return the files and folders that it writes."""
-        meshes = () if self.mesh is None else (self.mesh.output, self.mesh.report_file)
+        meshes = () if self.mesh is None else self.mesh.files
         return meshes if self.output is None else (self.output, *meshes)
 
 

@@ -46,7 +46,7 @@ def colored_by(
     weight, colors, squares = torch.zeros(num), torch.zeros(num, 3), torch.zeros(num, 3)
     seen = torch.zeros(num, dtype=torch.int64)
     for number, view in enumerate(views):
-        rows, told, rgb = _seen_in(mesh.vertices, normals, view, tolerance)
+        rows, told, rgb = seen_in(mesh.vertices, normals, view, tolerance)
         weight[rows] += told
         colors[rows] += told[:, None] * rgb
         squares[rows] += told[:, None] * rgb * rgb
@@ -59,10 +59,14 @@ def colored_by(
     return ColoredMesh(replace(mesh, colors=_filled(mesh.vertices, mean, seen > 0), num_seen=seen), residual)
 
 
-def _seen_in(
+def seen_in(
     vertices: Tensor, normals: Tensor, view: SurfaceView, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the vertices that a view sees, how much each counts, and their colors [n, 3] 0..1."""
+    """Return which of `vertices` [V, 3] a view sees, [n], how much each counts, [n], and its color, [n, 3].
+
+    A view sees what it looks at from before, by `normals` [V, 3], and whose distance is that of its depth to
+    within `tolerance`. What counts is how many pixels a unit of the surface has there.
+    """
     camera, depth = view.depth_view.camera, view.depth_view.depth
     viewmat, K = torch.from_numpy(camera.viewmat), camera.K
     toward = torch.from_numpy(camera.position) - vertices

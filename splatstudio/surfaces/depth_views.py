@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from splatstudio.surfaces.tsdf import DepthView, points_seen
 SURVEY_PIXELS = 160  # along the longer side of the pictures from which distances are learned
 FARTHEST = 4.0  # times the median depth of all pictures: what lies behind is left out
 PIXELS_A_VOXEL = 1.3  # at the median depth: pictures are no larger than they need to be
+PIXELS_A_TEXEL = 1.5  # of the photographs, as those of a texture have what is finer than a texel
 MOST_POINTS = 200_000  # for quantiles
 OUTERMOST = 0.005  # share of the points at either end that does not count for the size of the scene
 ORBIT_SIZE, ORBIT_VIEWS, ORBIT_HEIGHTS = 800, 16, (-0.5, 0.15, 0.8)  # pixels; views a loop; of the distance
@@ -114,6 +116,27 @@ class ModelViews:
         """Yield the depth of one view after the other."""
         for number in range(len(self)):
             yield self.view(number).depth_view
+
+    def all(self) -> Iterator[SurfaceView]:
+        """Yield one view after the other."""
+        for number in range(len(self)):
+            yield self.view(number)
+
+    def pictures(self, photographs: Scene | None, survey: Survey, texel: float) -> Iterator[SurfaceView]:
+        """Yield the views with the pictures of `photographs`, the scene in another size; None: their own.
+
+        Their pixels on the surface are not much smaller than a `texel` (scene units), as the mean counts.
+        """
+        for number in range(len(self)):
+            view = self.view(number)
+            if photographs is not None:
+                rgb = photographs.photo(number).rgb
+                pixel = survey.pixel * self._cameras[number].width / rgb.shape[1]
+                factor = min(1.0, PIXELS_A_TEXEL * pixel / texel)
+                size = [max(1, round(side * factor)) for side in rgb.shape[1::-1]]
+                rgb = cv2.resize(rgb, size, interpolation=cv2.INTER_AREA) if factor < 1.0 else rgb
+                view = replace(view, rgb=torch.from_numpy(rgb))
+            yield view
 
     def view(self, number: int) -> SurfaceView:
         """Return a view; raises ValueError where its photograph cannot be read."""

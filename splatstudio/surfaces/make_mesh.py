@@ -31,6 +31,7 @@ from splatstudio.surfaces.mesh import (
 from splatstudio.surfaces.mesh_files import check_mesh_output, write_mesh
 from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
+from splatstudio.surfaces.texture import NO_UNWRAPPING, can_unwrap, textured
 from splatstudio.surfaces.tsdf import BLOCK_BYTES, TRUNCATION, Grid, Tsdf, find_blocks, fuse
 
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
@@ -79,21 +80,26 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
     `on_progress` gets how many views of all are done, and what is done now. Raises ValueError for a
     model, a scene or options that cannot be used, OSError where a file cannot be written, and MemoryError.
     """
-    check_mesh_output(task.output)
     options = task.options.with_preset()
+    check_mesh_output(task.output, textured=options.texture is not None)
     refuse_options(options)
     on_progress(0, 0, "loading the model")
     model = load_model(task.path)
-    scene = None
+    scene = photographs = None
     if task.scene is not None or origin_of(task.path) is not None:
         scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
-    made = mesh_of_model(model, scene, options, upright=task.upright, on_progress=on_progress)
+        if options.texture is not None:
+            photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
+    made = mesh_of_model(
+        model, scene, options, photographs=photographs, upright=task.upright, on_progress=on_progress
+    )
     on_progress(0, 0, f"writing {task.output.name}")
     write_mesh(task.output, made.mesh)
     try:
         write_json_durably(task.report_file, made.report.values)
     except BaseException:  # who cancels now wants neither
-        task.output.unlink(missing_ok=True)
+        for file in task.files:
+            file.unlink(missing_ok=True)
         raise
     return WrittenMesh(task.output, task.report_file, made.report)
 
@@ -103,6 +109,8 @@ def refuse_options(options: MeshOptions) -> None:
     options.check()
     if options.triangles is not None and not can_simplify():
         raise ValueError(NO_SIMPLIFICATION)
+    if options.texture is not None and not can_unwrap():
+        raise ValueError(NO_UNWRAPPING)
 
 
 def mesh_of_model(
@@ -110,13 +118,15 @@ def mesh_of_model(
     scene: Scene | None = None,
     options: MeshOptions = PLAIN_MESH,
     *,
+    photographs: Scene | None = None,
     upright: bool = False,
     on_progress: Progress = _untold,
 ) -> MadeMesh:
     """Return the surface of a model by TSDF fusion of its median depth (see `tsdf`), and how good it is.
 
     It lies in the coordinates of the scene's files, or stands `upright`, z up, centered and scaled as in
-    the studio. Without a scene the views are an orbit. Raises ValueError where nothing is seen or left.
+    the studio. Without a scene the views are an orbit. `photographs` is the scene in the size from which a
+    texture is taken, where that is another one. Raises ValueError where nothing is seen or left.
     """
     refuse_options(options)
     free = free_memory()
@@ -142,7 +152,7 @@ def mesh_of_model(
             "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
         )
     mesh = _finished(mesh, options)
-    colored = _colored(mesh, views, grid, options, on_progress)
+    colored = _colored(mesh, views, survey, grid, options, photographs, on_progress)
     on_progress(0, 0, "measuring the mesh")
     facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
@@ -208,13 +218,28 @@ def _finished(mesh: Mesh, options: MeshOptions) -> Mesh:
 
 
 def _colored(
-    mesh: Mesh, views: ModelViews, grid: Grid, options: MeshOptions, on_progress: Progress
+    mesh: Mesh,
+    views: ModelViews,
+    survey: Survey,
+    grid: Grid,
+    options: MeshOptions,
+    photographs: Scene | None,
+    on_progress: Progress,
 ) -> ColoredMesh:
-    every = (views.view(number) for number in range(len(views)))
     tolerance = SEEN_WITHIN * TRUNCATION * grid.voxel_size
     colored = colored_by(
-        mesh, every, tolerance, lambda done: on_progress(done, len(views), "coloring the surface")
+        mesh, views.all(), tolerance, lambda done: on_progress(done, len(views), "coloring the surface")
     )
+    if options.texture is not None:
+        on_progress(0, 0, "laying the surface out flat")
+        with_texture = textured(
+            colored.mesh,
+            lambda texel: views.pictures(photographs, survey, texel),
+            options.texture,
+            tolerance,
+            lambda done: on_progress(done, len(views), "painting the texture"),
+        )
+        return replace(colored, mesh=with_texture)
     if options.colors == "reliability":
         return replace(colored, mesh=reliability_colors(colored.mesh))
     return replace(colored, mesh=replace(colored.mesh, colors=None)) if options.colors == "none" else colored

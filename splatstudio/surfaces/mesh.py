@@ -17,17 +17,39 @@ NO_SIMPLIFICATION = (
 
 
 @dataclass(frozen=True, eq=False)
+class Unwrapped:
+    """A mesh laid out flat: each vertex is there once for each chart that it is on.
+
+    `source` [U] int64 is the vertex that each was, `faces` [T, 3] int64 are the triangles in the order of the
+    mesh's, and `uv` [U, 2] float64 the places in the texture, 0..1; v grows downward, as in a picture.
+    """
+
+    source: Tensor
+    faces: Tensor
+    uv: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Texture:
+    """The picture [S, S, 3] uint8 that a mesh has on it, and where each triangle lies in it."""
+
+    flat: Unwrapped
+    picture: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Mesh:
     """V vertices and T triangles, counterclockwise as seen from outside.
 
     `colors` [V, 3] float32 are 0..1 as on a screen; `num_seen` [V] int64 is how many photographs saw each.
-    Both are empty until they are known.
+    These and the texture are empty until they are known.
     """
 
     vertices: Tensor  # [V, 3] float64
     faces: Tensor  # [T, 3] int64
     colors: Tensor | None = None
     num_seen: Tensor | None = None
+    texture: Texture | None = None
 
     @property
     def num_triangles(self) -> int:

@@ -13,24 +13,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 
-from splatstudio.files.durable import write_parts_durably
+from splatstudio.files.durable import write_durably, write_parts_durably
 from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
+from splatstudio.surfaces.mesh_options import TEXTURED_ENDINGS, files_beside
 
 MOST_BYTES = 2**32 - 1  # of a .glb
 FLOAT, UNSIGNED_INT, UNSIGNED_BYTE = 5126, 5125, 5121  # glTF's codes of component types
 VERTEX_BUFFER, INDEX_BUFFER = 34962, 34963
+LINEAR, LINEAR_MIPMAP_LINEAR = 9729, 9987  # its codes of filters
+UNLIT = "KHR_materials_unlit"
 LINES = 100_000  # of a text file that are made at a time
 # Files of splats have y down and glTF has y up: a half turn around z, as `formats/gltf.py` has it.
 HALF_TURN = (0.0, 0.0, 1.0, 0.0)
+_Column = tuple[str, np.ndarray, int, str]  # an attribute, or "" for the indices; component type and type
 
 
-def check_mesh_output(path: Path) -> None:
-    """Raise ValueError, naming the endings there are, for a file that no mesh can be written to."""
+def check_mesh_output(path: Path, *, textured: bool = False) -> None:
+    """Raise ValueError, naming the endings there are, for a file that no such mesh can be written to."""
     if path.suffix.lower() not in WRITERS:
         *others, last = WRITERS
         raise ValueError(f"cannot write {path.name}: a mesh ends in {', '.join(others)} or {last}")
+    if textured and path.suffix.lower() not in TEXTURED_ENDINGS:
+        raise ValueError(
+            f"{path.name} would have no texture: write a {' or '.join(TEXTURED_ENDINGS)}, or omit --texture"
+        )
 
 
 def write_mesh(path: Path, mesh: Mesh) -> None:
@@ -39,10 +48,27 @@ def write_mesh(path: Path, mesh: Mesh) -> None:
     A .stl has no colors. Raises ValueError for an unknown ending, an empty mesh and a .glb above 4 GB,
     OSError where it cannot be written.
     """
-    check_mesh_output(path)
+    check_mesh_output(path, textured=mesh.texture is not None)
     if not mesh.num_triangles:
         raise ValueError(f"{path} is not written: the mesh has no triangles")
-    write_parts_durably(path, WRITERS[path.suffix.lower()](path, mesh))
+    beside = files_beside(path, textured=mesh.texture is not None)
+    try:
+        if mesh.texture is not None and beside:
+            material, picture = beside
+            write_durably(picture, _png(mesh.texture.picture))
+            lines = ["# splatstudio", "newmtl photographs", "illum 0", "Kd 1 1 1", f"map_Kd {picture.name}"]
+            write_durably(material, ("\n".join(lines) + "\n").encode())
+        write_parts_durably(path, WRITERS[path.suffix.lower()](path, mesh))
+    except BaseException:  # who cancels now wants none of them
+        for file in beside:
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _png(picture: np.ndarray) -> bytes:
+    done, data = cv2.imencode(".png", picture[..., ::-1])
+    assert done, "a picture of bytes can be encoded"
+    return data.tobytes()
 
 
 def _linear(colors: np.ndarray) -> np.ndarray:
@@ -55,16 +81,22 @@ def _bytes_of(colors: np.ndarray) -> np.ndarray:
 
 
 def _glb(path: Path, mesh: Mesh) -> Iterator[bytes]:
-    columns: list[tuple[str, np.ndarray, int, str]] = [
-        ("POSITION", mesh.vertices.numpy().astype("<f4"), FLOAT, "VEC3"),
-        ("NORMAL", _unit_normals(mesh), FLOAT, "VEC3"),
+    rows, faces, picture = np.arange(len(mesh.vertices)), mesh.faces, b""
+    if mesh.texture is not None:
+        rows, faces = mesh.texture.flat.source.numpy(), mesh.texture.flat.faces
+        picture = _png(mesh.texture.picture)
+    columns: list[_Column] = [
+        ("POSITION", mesh.vertices.numpy()[rows].astype("<f4"), FLOAT, "VEC3"),
+        ("NORMAL", _unit_normals(mesh)[rows], FLOAT, "VEC3"),
     ]
-    if mesh.colors is not None:
+    if mesh.texture is not None:
+        columns += [("TEXCOORD_0", mesh.texture.flat.uv.numpy().astype("<f4"), FLOAT, "VEC2")]
+    elif mesh.colors is not None:
         linear = _bytes_of(_linear(mesh.colors.numpy()))
         columns += [("COLOR_0", np.pad(linear, ((0, 0), (0, 1)), constant_values=255), UNSIGNED_BYTE, "VEC4")]
-    columns += [("", mesh.faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
-    description = _description(columns)
-    content = sum(array.nbytes for _, array, _, _ in columns)
+    columns += [("", faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
+    description = _description(columns, len(picture))
+    content = sum(array.nbytes for _, array, _, _ in columns) + _padded(len(picture))
     length = 12 + 8 + len(description) + 8 + content
     if length > MOST_BYTES:
         raise ValueError(
@@ -75,6 +107,12 @@ def _glb(path: Path, mesh: Mesh) -> Iterator[bytes]:
     yield struct.pack("<I4s", content, b"BIN\0")
     for _, array, _, _ in columns:
         yield array.tobytes()
+    yield picture.ljust(_padded(len(picture)), b"\0")
+
+
+def _padded(length: int) -> int:
+    """Return a length in whole words of four bytes."""
+    return length + -length % 4
 
 
 def _unit_normals(mesh: Mesh) -> np.ndarray:
@@ -84,9 +122,13 @@ def _unit_normals(mesh: Mesh) -> np.ndarray:
     return normals
 
 
-def _description(columns: list[tuple[str, np.ndarray, int, str]]) -> bytes:
-    """Return the JSON part of a .glb, padded to a multiple of four bytes."""
-    views, accessors, offset = [], [], 0
+def _description(columns: list[_Column], picture_bytes: int) -> bytes:
+    """Return the JSON part of a .glb, padded to a multiple of four bytes.
+
+    A texture, PNG, lies behind the columns. It shows the light that was there, and is not lit again.
+    """
+    views: list[dict[str, int]] = []
+    accessors, offset = [], 0
     for number, (name, array, code, kind) in enumerate(columns):
         target = VERTEX_BUFFER if name else INDEX_BUFFER
         views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": target})
@@ -99,8 +141,9 @@ def _description(columns: list[tuple[str, np.ndarray, int, str]]) -> bytes:
         accessors.append(accessor)
         offset += array.nbytes
     attributes = {name: number for number, (name, *_) in enumerate(columns) if name}
-    material = {"pbrMetallicRoughness": {"metallicFactor": 0.0, "roughnessFactor": 1.0}, "doubleSided": True}
-    description = {
+    surface: dict[str, Any] = {"metallicFactor": 0.0, "roughnessFactor": 1.0}
+    material: dict[str, Any] = {"pbrMetallicRoughness": surface, "doubleSided": True}
+    description: dict[str, Any] = {
         "asset": {"version": "2.0", "generator": "splatstudio"},
         "scene": 0,
         "scenes": [{"nodes": [0]}],
@@ -111,6 +154,15 @@ def _description(columns: list[tuple[str, np.ndarray, int, str]]) -> bytes:
         "bufferViews": views,
         "accessors": accessors,
     }
+    if picture_bytes:
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": picture_bytes})
+        description["buffers"] = [{"byteLength": offset + _padded(picture_bytes)}]
+        description["images"] = [{"bufferView": len(views) - 1, "mimeType": "image/png"}]
+        description["samplers"] = [{"magFilter": LINEAR, "minFilter": LINEAR_MIPMAP_LINEAR}]
+        description["textures"] = [{"source": 0, "sampler": 0}]
+        surface["baseColorTexture"] = {"index": 0}
+        material["extensions"] = {UNLIT: {}}
+        description["extensionsUsed"] = [UNLIT]
     text = json.dumps(description, separators=(",", ":"))
     return (text + " " * (-len(text) % 4)).encode("ascii")
 
@@ -151,16 +203,27 @@ def _obj(path: Path, mesh: Mesh) -> Iterator[bytes]:
     # Nine digits tell each float32.
     values = mesh.vertices.numpy()
     line = "v %.9g %.9g %.9g\n"
-    if mesh.colors is not None:
+    if mesh.texture is None and mesh.colors is not None:
         values = np.concatenate([values, mesh.colors.numpy()], axis=1)
         line = "v %.9g %.9g %.9g %.4f %.4f %.4f\n"
+    yield from _lines(line, values)
+    faces = mesh.faces.numpy() + 1
+    if mesh.texture is None:
+        yield from _lines("f %d %d %d\n", faces)
+        return
+    material, _ = files_beside(path, textured=True)
+    flat = mesh.texture.flat
+    yield from _lines("vt %.7f %.7f\n", flat.uv.numpy() * (1.0, -1.0) + (0.0, 1.0))  # v grows upward
+    yield f"mtllib {material.name}\nusemtl photographs\n".encode()
+    corners = np.stack([faces, flat.faces.numpy() + 1], axis=-1).reshape(-1, 6)
+    yield from _lines("f %d/%d %d/%d %d/%d\n", corners)
+
+
+def _lines(line: str, values: np.ndarray) -> Iterator[bytes]:
+    """Yield a line for each row, some at a time."""
     for start in range(0, len(values), LINES):
         part = values[start : start + LINES]
         yield (line * len(part) % tuple(part.ravel().tolist())).encode("ascii")
-    faces = mesh.faces.numpy() + 1
-    for start in range(0, len(faces), LINES):
-        part = faces[start : start + LINES]
-        yield ("f %d %d %d\n" * len(part) % tuple(part.ravel().tolist())).encode("ascii")
 
 
 WRITERS: dict[str, Callable[[Path, Mesh], Iterator[bytes]]] = {

@@ -10,6 +10,9 @@ MeshPreset = Literal["collision"]
 MeshColors = Literal["photographs", "reliability", "none"]
 RESOLUTION = 512
 SMOOTHING, MOST_SMOOTHING = 10, 200  # rounds
+TEXTURED_TRIANGLES = 50_000  # more take minutes to lay out flat
+LEAST_TEXTURE, MOST_TEXTURE = 64, 8192  # texels
+TEXTURED_ENDINGS = (".glb", ".obj")
 COLLISION_RESOLUTION, COLLISION_TRIANGLES = 128, 10_000
 
 
@@ -28,6 +31,8 @@ class MeshOptions:
         min_island: Drop pieces whose area is below this share of the largest one's; 0 keeps all.
         colors: Those of the photographs, or how many of them saw the surface (green: three or more, yellow:
             two, red: fewer), or none.
+        texture: Side of a texture in texels, as 2048, blended from the photographs in their full size: for
+            .glb and .obj. Without --triangles there are 50,000 then.
         mesh_preset: collision: coarse, closed, without colors and with few triangles, for a physics engine;
             what is given beside it wins.
     """
@@ -39,6 +44,7 @@ class MeshOptions:
     smoothing: int = SMOOTHING
     min_island: float = 0.01
     colors: MeshColors = "photographs"
+    texture: int | None = None
     mesh_preset: MeshPreset | None = None
 
     def check(self) -> None:
@@ -54,8 +60,17 @@ class MeshOptions:
         if not 0 <= self.min_island <= 1:
             raise ValueError(f"--min-island must be a share from 0 to 1, not {self.min_island}")
 
+        if self.texture is not None and not LEAST_TEXTURE <= self.texture <= MOST_TEXTURE:
+            raise ValueError(
+                f"--texture must be {LEAST_TEXTURE} to {MOST_TEXTURE} texels, not {self.texture}"
+            )
+        if self.texture is not None and self.colors != "photographs":
+            raise ValueError("--texture shows the photographs: it does not go with --colors " + self.colors)
+
     def with_preset(self) -> MeshOptions:
         """Return the options with those of the preset in place of what is as by default."""
+        if self.texture is not None and self.triangles is None:
+            return replace(self, triangles=TEXTURED_TRIANGLES).with_preset()
         if self.mesh_preset is None:
             return self
         return replace(
@@ -68,6 +83,13 @@ class MeshOptions:
 
 
 PLAIN_MESH = MeshOptions()
+
+
+def files_beside(path: Path, *, textured: bool) -> tuple[Path, ...]:
+    """Return what is written beside a mesh for its texture: a .glb holds it, a .obj names its files."""
+    if not textured or path.suffix.lower() != ".obj":
+        return ()
+    return path.with_suffix(".mtl"), path.with_suffix(".png")
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,12 @@ class MeshTask:
     scene: Path | None = None
     images: str = ""
     upright: bool = False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return all files that are written."""
+        beside = files_beside(self.output, textured=self.options.texture is not None)
+        return self.output, self.report_file, *beside
 
     @property
     def report_file(self) -> Path:

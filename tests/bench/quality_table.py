@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 KEPT = HERE / "quality.json"
 # Name and divisor of the photographs; the last is the bundled one, whose photographs are small.
 SCENES = {"banana": 4, "fox-colmap": 4, "statue": 4, "drone": 4, "assets/demo": 2}
-PRESETS = ("preview", "fast", "default", "mcmc", "quality")
+PRESETS = ("preview", "fast", "default", "mcmc", "quality", "surface")
 SEEDS = (42, 43, 44)
 # What is compared, whether more is better, and the least difference that counts.
 COMPARED = {"psnr": (True, 0.05), "ssim": (True, 0.002), "flip": (False, 0.002)}

@@ -10,11 +10,13 @@ from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.settings.setting import typed_output
 from splatstudio.surfaces.mesh import can_simplify
-from splatstudio.surfaces.mesh_files import WRITERS
+from splatstudio.surfaces.mesh_files import WRITERS, check_mesh_output
 from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshTask
+from splatstudio.surfaces.texture import can_unwrap
 
 MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
+NO_TEXTURE = "None"
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
 COLORS = {"Photos": "photographs", "How many photos saw it": "reliability", "None": "none"}
 
@@ -49,6 +51,12 @@ class MeshSection(Panel):
                 "Mesh colors",
                 tuple(COLORS),
                 hint="Green: three photos or more saw it, yellow: two, red: one.",
+            )
+            self._texture = gui.add_dropdown(
+                "Texture",
+                (NO_TEXTURE, "1024", "2048", "4096"),
+                hint="Of the photos in their full size, so many texels wide: for .glb and .obj.",
+                visible=can_unwrap(),
             )
             self._closed = gui.add_checkbox(
                 "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
@@ -87,12 +95,16 @@ class MeshSection(Panel):
         typed = typed_output(self._path.value)
         if typed.suffix.lower() not in WRITERS:
             typed = typed.with_name(typed.name + self._format.value)
+        texture = None if self._texture.value == NO_TEXTURE else int(self._texture.value)
         options = MeshOptions(
             resolution=int(self._resolution.value),
             triangles=max(4, int(self._triangles.value)) if self._triangles.value else None,
             watertight=self._closed.value,
             colors=COLORS[self._colors.value],  # type: ignore[arg-type]
+            texture=texture,
         )
+        options.check()
+        check_mesh_output(typed, textured=texture is not None)
         mesh = MeshTask(model, self.page.free(typed), options)
         self._report.visible = False
         self.page.tasks.start(MESH, FileTask(f"Making {mesh.output.name}", mesh=mesh), self._ended)

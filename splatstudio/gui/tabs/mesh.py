@@ -17,6 +17,7 @@ from splatstudio.surfaces.texture import can_unwrap
 MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
 NO_TEXTURE = "None"
+TEXTURE_PARTS = {".mtl": "material", ".png": "texture"}
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
 COLORS = {"Photos": "photographs", "How many photos saw it": "reliability", "None": "none"}
 
@@ -106,6 +107,12 @@ class MeshSection(Panel):
         options.check()
         check_mesh_output(typed, textured=texture is not None)
         mesh = MeshTask(model, self.page.free(typed), options)
+        for file in mesh.files[2:]:  # of a texture: they follow the name of the mesh
+            if file.exists():
+                raise ValueError(
+                    f"{file} is there already and would be the mesh's {TEXTURE_PARTS[file.suffix]}: choose"
+                    " another name for the mesh"
+                )
         self._report.visible = False
         self.page.tasks.start(MESH, FileTask(f"Making {mesh.output.name}", mesh=mesh), self._ended)
 

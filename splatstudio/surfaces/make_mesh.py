@@ -31,8 +31,9 @@ from splatstudio.surfaces.mesh import (
 from splatstudio.surfaces.mesh_files import check_mesh_output, write_mesh
 from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
+from splatstudio.surfaces.shown_mesh import ShownMesh, shown_mesh
 from splatstudio.surfaces.texture import NO_UNWRAPPING, can_unwrap, textured
-from splatstudio.surfaces.tsdf import BLOCK_BYTES, TRUNCATION, Grid, Tsdf, find_blocks, fuse
+from splatstudio.surfaces.tsdf import BLOCK_BYTES, Grid, Tsdf, find_blocks, fuse
 
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
 VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
@@ -59,6 +60,7 @@ class MadeMesh:
 
     mesh: Mesh
     report: MeshReport
+    shown: ShownMesh | None  # for a page: in the model's frame
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class WrittenMesh:
     output: Path
     report_file: Path
     report: MeshReport
+    shown: ShownMesh | None  # for a page; None: it would have too many triangles
 
 
 def _untold(done: int, total: int, what: str) -> None:
@@ -101,7 +104,7 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
         for file in task.files:
             file.unlink(missing_ok=True)
         raise
-    return WrittenMesh(task.output, task.report_file, made.report)
+    return WrittenMesh(task.output, task.report_file, made.report, made.shown)
 
 
 def refuse_options(options: MeshOptions) -> None:
@@ -152,12 +155,18 @@ def mesh_of_model(
             "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
         )
     mesh = _finished(mesh, options)
-    colored = _colored(mesh, views, survey, grid, options, photographs, on_progress)
+    colored = colored_by(
+        mesh,
+        views.all(),
+        SEEN_WITHIN * grid.truncation,
+        lambda done: on_progress(done, len(views), "coloring the surface"),
+    )
     on_progress(0, 0, "measuring the mesh")
     facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
-    mesh, placed = _placed(model, colored.mesh, upright=upright)
-    return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed))
+    styled = _styled(colored.mesh, facts, survey, options, photographs, on_progress)
+    mesh, placed = _placed(model, styled, upright=upright)
+    return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed), shown_mesh(colored.mesh))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,32 +226,28 @@ def _finished(mesh: Mesh, options: MeshOptions) -> Mesh:
     return watertight(mesh) if options.watertight else mesh
 
 
-def _colored(
+def _styled(
     mesh: Mesh,
-    views: ModelViews,
+    facts: _Facts,
     survey: Survey,
-    grid: Grid,
     options: MeshOptions,
     photographs: Scene | None,
     on_progress: Progress,
-) -> ColoredMesh:
-    tolerance = SEEN_WITHIN * TRUNCATION * grid.voxel_size
-    colored = colored_by(
-        mesh, views.all(), tolerance, lambda done: on_progress(done, len(views), "coloring the surface")
-    )
+) -> Mesh:
+    """Return the colored mesh as the options want it to look."""
+    views = facts.views
     if options.texture is not None:
         on_progress(0, 0, "laying the surface out flat")
-        with_texture = textured(
-            colored.mesh,
+        return textured(
+            mesh,
             lambda texel: views.pictures(photographs, survey, texel),
             options.texture,
-            tolerance,
+            SEEN_WITHIN * facts.grid.truncation,
             lambda done: on_progress(done, len(views), "painting the texture"),
         )
-        return replace(colored, mesh=with_texture)
     if options.colors == "reliability":
-        return replace(colored, mesh=reliability_colors(colored.mesh))
-    return replace(colored, mesh=replace(colored.mesh, colors=None)) if options.colors == "none" else colored
+        return reliability_colors(mesh)
+    return replace(mesh, colors=None) if options.colors == "none" else mesh
 
 
 def _points_within_reach(facts: _Facts, survey: Survey) -> np.ndarray:

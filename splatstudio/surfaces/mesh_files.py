@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,36 @@ def _bytes_of(colors: np.ndarray) -> np.ndarray:
     return np.rint(np.clip(colors, 0.0, 1.0) * 255.0).astype(np.uint8)
 
 
+def glb_bytes(mesh: Mesh) -> bytes:
+    """Return a mesh as binary glTF that is not turned, and that no light changes."""
+    return b"".join(_glb_parts(mesh, _Look(rotation=None, unlit=True)))
+
+
 def _glb(path: Path, mesh: Mesh) -> Iterator[bytes]:
+    try:
+        yield from _glb_parts(mesh, _Look(HALF_TURN, unlit=mesh.texture is not None))
+    except _TooLarge as error:
+        raise ValueError(
+            f"{path} cannot be written: a .glb holds 4 GB, this mesh needs {error.length / 1e9:.1f} GB; write"
+            " a .ply, or give --triangles"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How a .glb stands (a quaternion x, y, z, w; None: as it is), and whether light changes its colors."""
+
+    rotation: tuple[float, float, float, float] | None
+    unlit: bool
+
+
+class _TooLarge(ValueError):
+    def __init__(self, length: int):
+        super().__init__("a .glb holds 4 GB")
+        self.length = length
+
+
+def _glb_parts(mesh: Mesh, look: _Look) -> Iterator[bytes]:
     rows, faces, picture = np.arange(len(mesh.vertices)), mesh.faces, b""
     if mesh.texture is not None:
         rows, faces = mesh.texture.flat.source.numpy(), mesh.texture.flat.faces
@@ -95,14 +125,11 @@ def _glb(path: Path, mesh: Mesh) -> Iterator[bytes]:
         linear = _bytes_of(_linear(mesh.colors.numpy()))
         columns += [("COLOR_0", np.pad(linear, ((0, 0), (0, 1)), constant_values=255), UNSIGNED_BYTE, "VEC4")]
     columns += [("", faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
-    description = _description(columns, len(picture))
+    description = _description(columns, len(picture), look)
     content = sum(array.nbytes for _, array, _, _ in columns) + _padded(len(picture))
     length = 12 + 8 + len(description) + 8 + content
     if length > MOST_BYTES:
-        raise ValueError(
-            f"{path} cannot be written: a .glb holds 4 GB, this mesh needs {length / 1e9:.1f} GB; write a"
-            " .ply, or give --triangles"
-        )
+        raise _TooLarge(length)
     yield struct.pack("<4sIII4s", b"glTF", 2, length, len(description), b"JSON") + description
     yield struct.pack("<I4s", content, b"BIN\0")
     for _, array, _, _ in columns:
@@ -122,10 +149,10 @@ def _unit_normals(mesh: Mesh) -> np.ndarray:
     return normals
 
 
-def _description(columns: list[_Column], picture_bytes: int) -> bytes:
+def _description(columns: list[_Column], picture_bytes: int, look: _Look) -> bytes:
     """Return the JSON part of a .glb, padded to a multiple of four bytes.
 
-    A texture, PNG, lies behind the columns. It shows the light that was there, and is not lit again.
+    A texture, PNG, lies behind the columns.
     """
     views: list[dict[str, int]] = []
     accessors, offset = [], 0
@@ -147,7 +174,7 @@ def _description(columns: list[_Column], picture_bytes: int) -> bytes:
         "asset": {"version": "2.0", "generator": "splatstudio"},
         "scene": 0,
         "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0, "rotation": list(HALF_TURN)}],
+        "nodes": [{"mesh": 0} | ({"rotation": list(look.rotation)} if look.rotation else {})],
         "meshes": [{"primitives": [{"attributes": attributes, "indices": len(columns) - 1, "material": 0}]}],
         "materials": [material],
         "buffers": [{"byteLength": offset}],
@@ -161,6 +188,7 @@ def _description(columns: list[_Column], picture_bytes: int) -> bytes:
         description["samplers"] = [{"magFilter": LINEAR, "minFilter": LINEAR_MIPMAP_LINEAR}]
         description["textures"] = [{"source": 0, "sampler": 0}]
         surface["baseColorTexture"] = {"index": 0}
+    if look.unlit:  # a photograph shows the light that was there
         material["extensions"] = {UNLIT: {}}
         description["extensionsUsed"] = [UNLIT]
     text = json.dumps(description, separators=(",", ":"))

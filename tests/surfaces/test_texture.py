@@ -1,4 +1,4 @@
-"""Textures: triangles laid out flat, filled with what the photographs show, and written so that others see it."""
+"""Textures: triangles laid out flat, filled with what photographs show, and written so that others see it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ball(coarse: Mesh) -> Mesh:
 
 
 def shown_at(mesh: Mesh, weights: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """Return the color that the texture has in each triangle at a place between its corners, and the point."""
+    """Return the color of the texture in each triangle at a place between its corners, and the point."""
     assert mesh.texture is not None
     flat, picture = mesh.texture.flat, mesh.texture.picture
     uv = (flat.uv[flat.faces] * weights[:, None]).sum(dim=1).numpy() * len(picture)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import viser
+
 from splatstudio.gui.dock import TaskBar
-from splatstudio.gui.panel import FILE_HINT, Page, Panel
+from splatstudio.gui.panel import FILE_HINT, Page, Panel, when_user
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.settings.setting import typed_output
+from splatstudio.surfaces.make_mesh import WrittenMesh
 from splatstudio.surfaces.mesh import can_simplify
 from splatstudio.surfaces.mesh_files import WRITERS, check_mesh_output
 from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshTask
+from splatstudio.surfaces.shown_mesh import Look
 from splatstudio.surfaces.texture import can_unwrap
 
 MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
+NO_LOOK = "Nothing"
+LOOKS: dict[str, Look | None] = {
+    NO_LOOK: None,
+    "The mesh": "photographs",
+    "What is reliable": "reliability",
+}
 NO_TEXTURE = "None"
 TEXTURE_PARTS = {".mtl": "material", ".png": "texture"}
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
@@ -65,12 +75,25 @@ class MeshSection(Panel):
             self.button("Make mesh", lambda _: self._start(), ACCENT)
             self.add(TaskBar(page, MESH))
             self._report = gui.add_html("", visible=False)
+            self._look = gui.add_dropdown(
+                "Show in the view",
+                tuple(LOOKS),
+                hint="The mesh in place of the splats: as it is colored, or green where three photos or more"
+                " saw it, yellow where two did, red where it is guessed.",
+                visible=False,
+            )
+        self._made: WrittenMesh | None = None
+        self._step = 0  # of the training, when it was made
+        self._drawn: viser.GlbHandle | None = None
+        when_user(self._look, lambda client, look: self._show())
         self._format.on_update(lambda _: self._choose())
 
     def refresh(self) -> None:
         """Let the suggested name follow the step."""
         super().refresh()
         self._follow_step()
+        if self._made is not None and self.controller.status.step < self._step:
+            self._forget()  # the training was started over
 
     def _suggestion(self) -> str:
         path = self.controller.project.export_path(self.controller.status.step or None)
@@ -113,12 +136,31 @@ class MeshSection(Panel):
                     f"{file} is there already and would be the mesh's {TEXTURE_PARTS[file.suffix]}: choose"
                     " another name for the mesh"
                 )
-        self._report.visible = False
+        self._forget()
+        self._step = self.controller.status.step
         self.page.tasks.start(MESH, FileTask(f"Making {mesh.output.name}", mesh=mesh), self._ended)
 
     def _ended(self, end: TaskEnd) -> None:
         if end.mesh is None:
             return
+        self._made = end.mesh
         notes = "".join(note_html(note) for note in end.mesh.report.notes)
         self._report.content = table_html(end.mesh.report.rows, mark="mesh") + notes
         self._report.visible = True
+        self._look.visible = end.mesh.shown is not None
+
+    def _show(self) -> None:
+        """Draw the mesh that was made last as it is chosen, or nothing."""
+        if self._drawn is not None:
+            self._drawn.remove()
+            self._drawn = None
+        look = LOOKS[self._look.value]
+        if look is not None and self._made is not None and self._made.shown is not None:
+            self._drawn = self.page.server.scene.add_glb("/mesh", self._made.shown.glb(look))
+
+    def _forget(self) -> None:
+        """Take the mesh that was made last, and what was said of it, off the page."""
+        self._made = None
+        self._report.visible = self._look.visible = False
+        self._look.value = NO_LOOK
+        self._show()

@@ -14,9 +14,9 @@ from splatstudio.surfaces.mesh import Mesh, can_simplify, simplified, vertex_nor
 from splatstudio.surfaces.mesh_files import glb_bytes
 
 MOST_TRIANGLES = 150_000  # that a browser gets: 5 MB
-# Shading, as colors that say how well a surface is known do not show its shape: light from the studio's upper
-# left, which is y down and z forward, and what comes from everywhere.
-LIGHT_FROM, AMBIENT = (-0.4, -0.8, -0.45), 0.45
+# Shading, as colors that say how well a surface is known do not show its shape: light from above on one side
+# (z is up in the studio), and what comes from everywhere.
+LIGHT_FROM, AMBIENT = (-0.35, -0.45, 0.82), 0.45
 
 Look = Literal["photographs", "reliability"]
 

@@ -269,6 +269,15 @@ def make_a_mesh(screen: Screen, path: Path) -> None:
     screen.page.get_by_text("of the surface").first.wait_for()
     report = json.loads(path.with_name(f"{path.name}.report.json").read_text())
     assert path.stat().st_size > 0 and screen.page.get_by_text(f"{report['triangles']:,}").count() > 0
+    splats = screen.picture().astype(int)
+
+    def changed() -> float:
+        return float(np.abs(screen.picture() - splats).mean())
+
+    screen.choose("Show in the view", "What is reliable")
+    screen.wait(lambda: changed() > 5, "the mesh is over the splats")
+    screen.choose("Show in the view", "Nothing")
+    screen.wait(lambda: changed() < 1, "the splats alone are there again")
     screen.page.get_by_text("Mesh", exact=True).click()
     screen.close_notices()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from glb_reading import read_glb
 from traced_shapes import SOLIDS, field_of, paint, traced, views_of
 
 from splatstudio.surfaces import make_mesh
@@ -126,11 +125,7 @@ def test_other_programs_see_the_texture(tmp_path: Path, ball: Mesh, ending: str)
 
 def test_a_glb_holds_its_picture_by_the_rules(tmp_path: Path, ball: Mesh) -> None:
     write_mesh(tmp_path / "ball.glb", ball)
-    data = (tmp_path / "ball.glb").read_bytes()
-    size = struct.unpack("<I", data[12:16])[0]
-    told = json.loads(data[20 : 20 + size])
-    content = data[28 + size :]
-    assert len(content) == told["buffers"][0]["byteLength"]
+    told, content = read_glb((tmp_path / "ball.glb").read_bytes())
     view = told["bufferViews"][told["images"][0]["bufferView"]]
     assert "target" not in view and told["extensionsUsed"] == ["KHR_materials_unlit"]
     png = np.frombuffer(content[view["byteOffset"] :][: view["byteLength"]], np.uint8)

@@ -78,7 +78,7 @@ class MeshSection(Panel):
             self._look = gui.add_dropdown(
                 "Show in the view",
                 tuple(LOOKS),
-                hint="The mesh in place of the splats: as it is colored, or green where three photos or more"
+                hint="The mesh over the splats: as it is colored, or green where three photos or more"
                 " saw it, yellow where two did, red where it is guessed.",
                 visible=False,
             )

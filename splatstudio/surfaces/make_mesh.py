@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.placement import export_transform, knows_no_scene
@@ -17,8 +18,9 @@ from splatstudio.models.model import Model, load_model, origin_of, scene_shown_b
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
 from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
-from splatstudio.surfaces.depth_views import ModelViews, Survey
+from splatstudio.surfaces.depth_views import ModelViews, Survey, up_of
 from splatstudio.surfaces.extract import extract_surface
+from splatstudio.surfaces.ground import find_ground, ground_rectangle
 from splatstudio.surfaces.mesh import (
     NO_SIMPLIFICATION,
     Mesh,
@@ -155,6 +157,9 @@ def mesh_of_model(
             "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
         )
     mesh = _finished(mesh, options)
+    facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
+    if options.mesh_preset == "ground":
+        return _ground(mesh, model, facts, upright=upright)
     colored = colored_by(
         mesh,
         views.all(),
@@ -162,7 +167,6 @@ def mesh_of_model(
         lambda done: on_progress(done, len(views), "coloring the surface"),
     )
     on_progress(0, 0, "measuring the mesh")
-    facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
     styled = _styled(colored.mesh, facts, survey, options, photographs, on_progress)
     mesh, placed = _placed(model, styled, upright=upright)
@@ -179,6 +183,22 @@ class _Facts:
     chosen_by: str
     dropped: int
     notes: tuple[str, ...]
+
+
+def _ground(mesh: Mesh, model: Model, facts: _Facts, *, upright: bool) -> MadeMesh:
+    """Return the rectangle of the ground below a mesh. Raises ValueError where there is none."""
+    ground = find_ground(mesh, up_of(model))
+    rectangle = ground_rectangle(mesh, ground)
+    note = (
+        f"{ground.share:.0%} of what is level lies in the ground, which leans by {ground.tilt:.1f} degrees to"
+        " the scene's up"
+    )
+    placed, scale = _placed(model, rectangle, upright=upright)
+    unseen = torch.zeros(len(rectangle.vertices), dtype=torch.int64)
+    gray = torch.full((len(rectangle.vertices), 3), 0.5)
+    shown = shown_mesh(replace(rectangle, colors=gray, num_seen=unseen))
+    told = replace(facts, notes=(note, *facts.notes))
+    return MadeMesh(placed, _report(placed, ColoredMesh(placed, None), told, (None, None), scale), shown)
 
 
 def _fused(

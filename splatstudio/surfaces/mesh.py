@@ -50,6 +50,7 @@ class Mesh:
     colors: Tensor | None = None
     num_seen: Tensor | None = None
     texture: Texture | None = None
+    name: str = "surface"  # of the object, for other programs
 
     @property
     def num_triangles(self) -> int:

@@ -125,7 +125,7 @@ def _glb_parts(mesh: Mesh, look: _Look) -> Iterator[bytes]:
         linear = _bytes_of(_linear(mesh.colors.numpy()))
         columns += [("COLOR_0", np.pad(linear, ((0, 0), (0, 1)), constant_values=255), UNSIGNED_BYTE, "VEC4")]
     columns += [("", faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
-    description = _description(columns, len(picture), look)
+    description = _description(columns, len(picture), look, mesh.name)
     content = sum(array.nbytes for _, array, _, _ in columns) + _padded(len(picture))
     length = 12 + 8 + len(description) + 8 + content
     if length > MOST_BYTES:
@@ -149,7 +149,7 @@ def _unit_normals(mesh: Mesh) -> np.ndarray:
     return normals
 
 
-def _description(columns: list[_Column], picture_bytes: int, look: _Look) -> bytes:
+def _description(columns: list[_Column], picture_bytes: int, look: _Look, object_name: str) -> bytes:
     """Return the JSON part of a .glb, padded to a multiple of four bytes.
 
     A texture, PNG, lies behind the columns.
@@ -174,8 +174,13 @@ def _description(columns: list[_Column], picture_bytes: int, look: _Look) -> byt
         "asset": {"version": "2.0", "generator": "splatstudio"},
         "scene": 0,
         "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0} | ({"rotation": list(look.rotation)} if look.rotation else {})],
-        "meshes": [{"primitives": [{"attributes": attributes, "indices": len(columns) - 1, "material": 0}]}],
+        "nodes": [{"name": object_name, "mesh": 0} | ({"rotation": list(look.rotation)} if look.rotation else {})],
+        "meshes": [
+            {
+                "name": object_name,
+                "primitives": [{"attributes": attributes, "indices": len(columns) - 1, "material": 0}],
+            }
+        ],
         "materials": [material],
         "buffers": [{"byteLength": offset}],
         "bufferViews": views,
@@ -227,7 +232,7 @@ def _stl(path: Path, mesh: Mesh) -> Iterator[bytes]:
 
 
 def _obj(path: Path, mesh: Mesh) -> Iterator[bytes]:
-    yield b"# splatstudio\n"
+    yield f"# splatstudio\no {mesh.name}\n".encode()
     # Nine digits tell each float32.
     values = mesh.vertices.numpy()
     line = "v %.9g %.9g %.9g\n"

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-MeshPreset = Literal["collision"]
+MeshPreset = Literal["collision", "ground"]
 MeshColors = Literal["photographs", "reliability", "none"]
 RESOLUTION = 512
 SMOOTHING, MOST_SMOOTHING = 10, 200  # rounds
 TEXTURED_TRIANGLES = 50_000  # more take minutes to lay out flat
 LEAST_TEXTURE, MOST_TEXTURE = 64, 8192  # texels
 TEXTURED_ENDINGS = (".glb", ".obj")
-COLLISION_RESOLUTION, COLLISION_TRIANGLES = 128, 10_000
+COARSE_RESOLUTION, COLLISION_TRIANGLES = 128, 10_000  # of a preset
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class MeshOptions:
         texture: Side of a texture in texels, as 2048, blended from the photographs in their full size: for
             .glb and .obj. Without --triangles there are 50,000 then.
         mesh_preset: collision: coarse, closed, without colors and with few triangles, for a physics engine;
-            what is given beside it wins.
+            what is given beside it wins. ground: the plane on which things stand, as a rectangle named
+            shadow_catcher.
     """
 
     voxel_size: float | None = None
@@ -59,11 +60,12 @@ class MeshOptions:
             raise ValueError(f"--smoothing must be 0 to {MOST_SMOOTHING} rounds, not {self.smoothing}")
         if not 0 <= self.min_island <= 1:
             raise ValueError(f"--min-island must be a share from 0 to 1, not {self.min_island}")
-
         if self.texture is not None and not LEAST_TEXTURE <= self.texture <= MOST_TEXTURE:
             raise ValueError(
                 f"--texture must be {LEAST_TEXTURE} to {MOST_TEXTURE} texels, not {self.texture}"
             )
+        if self.mesh_preset == "ground" and (self.texture is not None or self.triangles is not None):
+            raise ValueError("--mesh-preset ground is a plain rectangle: omit --texture and --triangles")
         if self.texture is not None and self.colors != "photographs":
             raise ValueError("--texture shows the photographs: it does not go with --colors " + self.colors)
 
@@ -73,9 +75,12 @@ class MeshOptions:
             return replace(self, triangles=TEXTURED_TRIANGLES).with_preset()
         if self.mesh_preset is None:
             return self
+        if self.mesh_preset == "ground":
+            resolution = COARSE_RESOLUTION if self.resolution == RESOLUTION else self.resolution
+            return replace(self, resolution=resolution, colors="none")
         return replace(
             self,
-            resolution=COLLISION_RESOLUTION if self.resolution == RESOLUTION else self.resolution,
+            resolution=COARSE_RESOLUTION if self.resolution == RESOLUTION else self.resolution,
             triangles=self.triangles or COLLISION_TRIANGLES,
             watertight=True,
             colors="none" if self.colors == "photographs" else self.colors,

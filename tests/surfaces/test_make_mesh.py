@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from blob_models import blobs
+from glb_reading import read_glb
 from traced_shapes import SOLIDS, f_score, paint, write_traced_scene
 
 import splatstudio as ss
@@ -18,6 +20,7 @@ from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
 from splatstudio.surfaces import make_mesh
 from splatstudio.surfaces.make_mesh import MadeMesh, mesh_of_model, mesh_of_task
+from splatstudio.surfaces.mesh_files import write_mesh
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 
 SPHERE = SOLIDS["sphere"]
@@ -89,6 +92,29 @@ def test_the_preset_is_closed_small_and_plain(run: Path) -> None:
     options = MeshOptions(mesh_preset="collision", resolution=48, triangles=500).with_preset()
     made = mesh_of_model(load_model(run), load_scene(run.parent / "scene"), options)
     assert made.report.holes == 0 and made.mesh.num_triangles <= 600 and made.mesh.colors is None
+
+
+def test_the_ground_below_a_model_is_a_rectangle_and_says_what_lies_in_it(tmp_path: Path) -> None:
+    step = torch.linspace(-1.0, 1.0, 25)
+    x, z = torch.meshgrid(step, step, indexing="ij")
+    means = torch.stack([x, torch.full_like(x, 0.4), z], dim=-1).reshape(-1, 3)  # y is down in a file
+    template = blobs(num=len(means))
+    flat = torch.tensor([0.06, 0.003, 0.06]).log().expand(len(means), 3).contiguous()
+    quats = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(len(means), 4).contiguous()
+    opacities = torch.full((len(means),), 6.0)
+    floor = replace(template, means=means, quats=quats, scales=flat, opacities=opacities)
+    options = MeshOptions(mesh_preset="ground", resolution=48).with_preset()
+    made = mesh_of_model(Model(floor), None, options)
+    assert made.mesh.num_triangles == 2 and made.mesh.colors is None
+    assert (made.mesh.vertices[:, 1] - 0.4).abs().max() < 0.05
+    low, high = made.mesh.vertices.amin(dim=0), made.mesh.vertices.amax(dim=0)
+    assert ((high - low)[[0, 2]] > 1.8).all() and ((high - low)[[0, 2]] < 2.6).all()
+    assert re.match(
+        r"(9\d|100)% of what is level lies in the ground, which leans by [01]", made.report.notes[0]
+    )
+    write_mesh(tmp_path / "ground.glb", made.mesh)
+    described, _ = read_glb((tmp_path / "ground.glb").read_bytes())
+    assert described["nodes"][0]["name"] == described["meshes"][0]["name"] == "shadow_catcher"
 
 
 def test_a_model_without_a_scene_is_seen_from_an_orbit_and_says_so(run: Path, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from splatstudio.settings.setting import typed_output
 from splatstudio.surfaces.make_mesh import WrittenMesh
 from splatstudio.surfaces.mesh import can_simplify
 from splatstudio.surfaces.mesh_files import WRITERS, check_mesh_output
-from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshTask
+from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshPreset, MeshTask
 from splatstudio.surfaces.shown_mesh import Look
 from splatstudio.surfaces.texture import can_unwrap
 
 MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
+KINDS: dict[str, MeshPreset | None] = {"Surface": None, "Collision mesh": "collision", "Ground": "ground"}
 NO_LOOK = "Nothing"
 LOOKS: dict[str, Look | None] = {
     NO_LOOK: None,
@@ -42,6 +43,11 @@ class MeshSection(Panel):
             self._format = gui.add_dropdown("Mesh format", tuple(WRITERS))
             self._suggested = self._suggestion()
             self._path = gui.add_text("Mesh file", self._suggested, hint=FILE_HINT)
+            self._kind = gui.add_dropdown(
+                "Kind",
+                tuple(KINDS),
+                hint="Collision: coarse and closed. Ground: a rectangle named shadow_catcher.",
+            )
             self._resolution = gui.add_number(
                 "Resolution",
                 RESOLUTION,
@@ -126,6 +132,7 @@ class MeshSection(Panel):
             watertight=self._closed.value,
             colors=COLORS[self._colors.value],  # type: ignore[arg-type]
             texture=texture,
+            mesh_preset=KINDS[self._kind.value],
         )
         options.check()
         check_mesh_output(typed, textured=texture is not None)

@@ -174,7 +174,9 @@ def _description(columns: list[_Column], picture_bytes: int, look: _Look, object
         "asset": {"version": "2.0", "generator": "splatstudio"},
         "scene": 0,
         "scenes": [{"nodes": [0]}],
-        "nodes": [{"name": object_name, "mesh": 0} | ({"rotation": list(look.rotation)} if look.rotation else {})],
+        "nodes": [
+            {"name": object_name, "mesh": 0} | ({"rotation": list(look.rotation)} if look.rotation else {})
+        ],
         "meshes": [
             {
                 "name": object_name,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from hypothesis import strategies as st
 from other_programs import (  # noqa: F401  (fixtures)
     gltf_readers,
     gsplat_exporter,
+    read_by_others,
     splat_transform,
 )
 
@@ -98,15 +96,6 @@ def test_a_ply_takes_little_more_memory_than_its_size(tmp_path: Path, action: st
 
 EXTENSION = "KHR_gaussian_splatting"
 Y_UP = np.diag([-1.0, -1.0, 1.0, 1.0])  # y down, z forward to glTF's y up, z forward
-
-
-def read_by_others(packages: Path, path: Path) -> dict[str, Any]:
-    """Return what a reader and a validator of glTF find in a file."""
-    program = Path(__file__).parents[1] / "support" / "read_glb.mjs"
-    command = ["node", str(program), str(packages), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])

@@ -6,6 +6,7 @@ Each is kept in the user's cache. Where one is not available its tests are skipp
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -89,3 +91,12 @@ def lpips_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder / "lpips"
     for name in [name for name in sys.modules if name.partition(".")[0] == "lpips"]:
         del sys.modules[name]
+
+
+def read_by_others(packages: Path, path: Path) -> dict[str, Any]:
+    """Return what a reader and a validator of glTF find in a file."""
+    program = Path(__file__).with_name("read_glb.mjs")
+    command = ["node", str(program), str(packages), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import cv2
 import numpy as np
@@ -19,6 +20,21 @@ from splatstudio.surfaces.tsdf import DepthView, Grid, Tsdf, find_blocks, fuse
 
 MOST_STEPS, HIT = 200, 1e-5
 UP = np.array([0.0, 0.0, 1.0])
+
+
+class Shape(Protocol):
+    """What can be photographed, and compared with."""
+
+    @property
+    def diagonal(self) -> float: ...
+
+    def distance(self, points: Tensor, /) -> Tensor: ...
+
+    def surface(self, num: int = 4000) -> Tensor: ...
+
+    def trace(self, camera: Camera, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the depth [H, W] float32, 0 where nothing is, and the points that rays meet, [H, W, 3]."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +58,24 @@ class Solid:
         steps = 1e-4 * torch.eye(3, dtype=points.dtype)
         slopes = [self.distance(points + step) - self.distance(points - step) for step in steps]
         return torch.nn.functional.normalize(torch.stack(slopes, dim=-1), dim=-1)
+
+    def trace(self, camera: Camera, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Find them by sphere tracing (Hart 1996)."""
+        v, u = torch.meshgrid(
+            torch.arange(camera.height) + 0.5, torch.arange(camera.width) + 0.5, indexing="ij"
+        )
+        K = camera.K
+        ray = torch.stack(
+            [(u - K[0, 2]) / K[0, 0], (v - K[1, 2]) / K[1, 1], torch.ones_like(u)], dim=-1
+        ).double()
+        length = ray.norm(dim=-1)
+        way = (ray / length[..., None]) @ torch.from_numpy(camera.viewmat[:3, :3])
+        place, along = torch.from_numpy(camera.position) / scale, torch.zeros_like(length)
+        for _ in range(MOST_STEPS):
+            along = (along + self.distance(place + along[..., None] * way)).clamp(max=10.0)
+        points = place + along[..., None] * way
+        hit = self.distance(points).abs() < 1e-3
+        return torch.where(hit, along / length * scale, 0.0).float(), points
 
 
 def _box(p: Tensor) -> Tensor:
@@ -74,25 +108,10 @@ def cameras_around(num: int = 8, pixels: int = 96, scale: float = 1.0) -> list[C
     return cameras
 
 
-def traced(solid: Solid, camera: Camera, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the depth [H, W] float32 (0: nothing) and the points [H, W, 3] by sphere tracing (Hart 1996)."""
-    v, u = torch.meshgrid(torch.arange(camera.height) + 0.5, torch.arange(camera.width) + 0.5, indexing="ij")
-    K = camera.K
-    ray = torch.stack([(u - K[0, 2]) / K[0, 0], (v - K[1, 2]) / K[1, 1], torch.ones_like(u)], dim=-1).double()
-    length = ray.norm(dim=-1)
-    way = (ray / length[..., None]) @ torch.from_numpy(camera.viewmat[:3, :3])
-    place, along = torch.from_numpy(camera.position) / scale, torch.zeros_like(length)
-    for _ in range(MOST_STEPS):
-        along = (along + solid.distance(place + along[..., None] * way)).clamp(max=10.0)
-    points = place + along[..., None] * way
-    hit = solid.distance(points).abs() < 1e-3
-    return torch.where(hit, along / length * scale, 0.0).float(), points
-
-
-def views_of(solid: Solid, num: int = 8, pixels: int = 96, scale: float = 1.0) -> list[DepthView]:
+def views_of(solid: Shape, num: int = 8, pixels: int = 96, scale: float = 1.0) -> list[DepthView]:
     """Return the solid's depth from all sides, with all lengths times `scale`."""
     cameras = cameras_around(num, pixels, scale)
-    return [DepthView(camera, traced(solid, camera, scale)[0]) for camera in cameras]
+    return [DepthView(camera, solid.trace(camera, scale)[0]) for camera in cameras]
 
 
 def field_of(views: list[DepthView], voxel_size: float = 0.04, reach: float = 1.6) -> Tsdf:
@@ -101,7 +120,7 @@ def field_of(views: list[DepthView], voxel_size: float = 0.04, reach: float = 1.
     return fuse(grid, find_blocks(grid, views), views)
 
 
-def f_score(mesh: Mesh, solid: Solid) -> tuple[float, float]:
+def f_score(mesh: Mesh, solid: Shape) -> tuple[float, float]:
     """Return the F-score at 1 % of the diagonal, and the Chamfer distance (mean of both ways) over that."""
     near = 0.01 * solid.diagonal
     ours = solid.distance(sampled(mesh, 20_000)[0]).abs()
@@ -118,7 +137,7 @@ def paint(points: Tensor) -> Tensor:
 
 
 def write_traced_scene(
-    folder: Path, solid: Solid, num: int = 8, pixels: int = 96, scale: float = 1.0
+    folder: Path, solid: Shape, num: int = 8, pixels: int = 96, scale: float = 1.0
 ) -> Path:
     """Write photographs of a painted solid on black as a COLMAP folder with points of its surface."""
     model = folder / "sparse" / "0"
@@ -126,7 +145,7 @@ def write_traced_scene(
     (folder / "images").mkdir()
     lines, cameras = [], cameras_around(num, pixels, scale)
     for number, camera in enumerate(cameras, start=1):
-        depth, points = traced(solid, camera, scale)
+        depth, points = solid.trace(camera, scale)
         rgb = torch.where((depth > 0)[..., None], paint(points), 0.0).numpy()
         name = f"view_{number:03d}.png"
         cv2.imwrite(str(folder / "images" / name), np.rint(rgb[..., ::-1] * 255).astype(np.uint8))

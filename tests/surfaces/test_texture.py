@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from glb_reading import read_glb
-from traced_shapes import SOLIDS, field_of, paint, traced, views_of
+from other_programs import gltf_readers, read_by_others  # noqa: F401  (a fixture)
+from traced_shapes import SOLIDS, field_of, paint, views_of
 
 from splatstudio.surfaces import make_mesh
 from splatstudio.surfaces.colors import colored_by
@@ -31,7 +32,7 @@ def photographs() -> list[SurfaceView]:
     """Return pictures of a painted sphere with their depth, larger than its depth is."""
     views = []
     for view in views_of(SPHERE, num=5, pixels=64):
-        _, points = traced(SPHERE, view.camera.resized(256, 256))
+        _, points = SPHERE.trace(view.camera.resized(256, 256))
         views.append(SurfaceView(view, (paint(points) * 255).round().byte()))
     return views
 
@@ -133,6 +134,22 @@ def test_a_glb_holds_its_picture_by_the_rules(tmp_path: Path, ball: Mesh) -> Non
     assert np.array_equal(cv2.imdecode(png, cv2.IMREAD_COLOR)[..., ::-1], ball.texture.picture)
     attributes = told["meshes"][0]["primitives"][0]["attributes"]
     assert set(attributes) == {"POSITION", "NORMAL", "TEXCOORD_0"}, "colors would be multiplied with it"
+
+
+@pytest.mark.parametrize("look", ["colors", "texture", "plain"])
+def test_the_validator_of_the_format_finds_nothing(
+    tmp_path: Path,
+    ball: Mesh,
+    look: str,
+    gltf_readers: Path,  # noqa: F811
+) -> None:
+    looks = {"colors": replace(ball, texture=None), "texture": ball}
+    mesh = looks.get(look, replace(ball, texture=None, colors=None))
+    write_mesh(tmp_path / "ball.glb", mesh)
+    found = read_by_others(gltf_readers, tmp_path / "ball.glb")
+    assert found["issues"] == [] and found["mode"] == 4
+    expected = len(ball.texture.flat.source) if ball.texture and look == "texture" else len(ball.vertices)
+    assert len(found["attributes"]["POSITION"]["rows"]) == expected
 
 
 def test_what_is_interrupted_leaves_no_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.cameras.camera_path import orbit
 from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
@@ -28,6 +28,7 @@ PIXELS_A_VOXEL = 1.3  # at the median depth: pictures are no larger than they ne
 PIXELS_A_TEXEL = 1.5  # of the photographs, as those of a texture have what is finer than a texel
 MOST_POINTS = 200_000  # for quantiles
 OUTERMOST = 0.005  # share of the points at either end that does not count for the size of the scene
+NEIGHBORS, LOOK_ALIKE = 3, 0.5  # of a camera; cosine between the directions in which two look
 ORBIT_SIZE, ORBIT_VIEWS, ORBIT_HEIGHTS = 800, 16, (-0.5, 0.15, 0.8)  # pixels; views a loop; of the distance
 
 
@@ -61,8 +62,11 @@ class ModelViews:
     What has been drawn is kept while it takes `room` bytes at most.
     """
 
-    def __init__(self, model: Model, scene: Scene | None, room: int):
-        """Draw `model` where the photographs of `scene` were taken; None: from an orbit around it."""
+    def __init__(self, model: Model, scene: Scene | None, room: int, *, between: bool = False):
+        """Draw `model` where the photographs of `scene` were taken; None: from an orbit around it.
+
+        `between`: its depth also halfway between photographs.
+        """
         self._gaussians: Gaussians = model.gaussians.to(fastest_device())
         self._options: RenderOptions = model.options
         self._scene, self._room = scene, room
@@ -72,6 +76,7 @@ class ModelViews:
             self._cameras = tuple(_around(model))
         else:
             self._cameras = tuple(refined_camera(model, view.name, view.camera) for view in scene.views)
+        self._between = tuple(cameras_between(self._cameras)) if between else ()
         self.are_photographs = scene is not None
         self.farthest = float("inf")
 
@@ -113,10 +118,18 @@ class ModelViews:
             self._factor = factor
             self._kept.clear()
 
+    @property
+    def num_depths(self) -> int:
+        """Return how many `depths` there are."""
+        return len(self._cameras) + len(self._between)
+
     def depths(self) -> Iterator[DepthView]:
-        """Yield the depth of one view after the other."""
+        """Yield the depth of one view after the other, then that of those between them."""
         for number in range(len(self)):
             yield self.view(number).depth_view
+        for camera in self._between:
+            small = _resized(camera, self._factor)
+            yield DepthView(small, self._near_depth(small))
 
     def all(self) -> Iterator[SurfaceView]:
         """Yield one view after the other."""
@@ -149,11 +162,15 @@ class ModelViews:
             self._kept[number] = drawn
         return self._kept[number]
 
+    def _near_depth(self, camera: Camera) -> Tensor:
+        """Return the median depth that a camera sees, [H, W]; 0 where that is too far away."""
+        depth = median_depth(self._gaussians, camera, self._options).cpu()
+        return torch.where((depth > 0) & (depth <= self.farthest), depth, 0.0)
+
     @torch.no_grad()
     def _drawn(self, number: int) -> SurfaceView:
         camera = _resized(self._cameras[number], self._factor)
-        depth = median_depth(self._gaussians, camera, self._options).cpu()
-        depth = torch.where((depth > 0) & (depth <= self.farthest), depth, 0.0)
+        depth = self._near_depth(camera)
         if self._scene is None:
             rgb = render(self._gaussians, camera, self._options).rgb.clamp(0, 1).mul(255).byte().cpu()
             return SurfaceView(DepthView(camera, depth), rgb)
@@ -167,6 +184,26 @@ class ModelViews:
         depth = torch.where(planes[3] > 254.0, depth, 0.0)
         rgb = planes[:3].round().byte().permute(1, 2, 0).contiguous()
         return SurfaceView(DepthView(camera, depth), rgb)
+
+
+def cameras_between(cameras: Sequence[Camera]) -> Iterator[Camera]:
+    """Yield a camera halfway between each one and its nearest NEIGHBORS that look alike, with its lens.
+
+    There the photographs say what the model looks like from both sides.
+    """
+    places = np.reshape([camera.position for camera in cameras], (-1, 3))
+    pairs = set()
+    for number, place in enumerate(places):
+        nearest = np.argsort(np.linalg.norm(places - place, axis=1), kind="stable")
+        others = [int(other) for other in nearest if other != number][:NEIGHBORS]
+        pairs |= {(min(number, other), max(number, other)) for other in others}
+    for one, other in sorted(pairs):
+        a, b = cameras[one].viewmat, cameras[other].viewmat
+        middle = (places[one] + places[other]) / 2
+        if float(a[2, :3] @ b[2, :3]) < LOOK_ALIKE:
+            continue
+        viewmat = look_at(middle, middle + a[2, :3] + b[2, :3], -(a[1, :3] + b[1, :3]))
+        yield replace(cameras[one], viewmat=viewmat)
 
 
 def _resized(camera: Camera, factor: float) -> Camera:

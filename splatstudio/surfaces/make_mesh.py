@@ -136,7 +136,7 @@ def mesh_of_model(
     refuse_options(options)
     free = free_memory()
     model = model if scene is None else model.in_frame_of(scene)
-    views = ModelViews(model, scene, int(VIEWS_SHARE * free))
+    views = ModelViews(model, scene, int(VIEWS_SHARE * free), between=options.between)
     survey = views.survey(lambda done: on_progress(done, len(views), "looking at the model"))
     if survey is None:
         raise ValueError(
@@ -206,12 +206,12 @@ def _fused(
 ) -> tuple[Tsdf, str]:
     """Return the field at the resolution that was asked for, or at the finest that memory has room for."""
     size, chosen = chosen_voxel_size(survey, options, scale)
-    most = max(1, room // BYTES_A_BLOCK)
+    most, num = max(1, room // BYTES_A_BLOCK), views.num_depths
     while True:
         views.sharpen(survey, size)
         grid = Grid(np.array(survey.low) - MARGIN * 8 * size, size)
         keys = find_blocks(
-            grid, views.depths(), lambda done: on_progress(done, len(views), "finding where surfaces are")
+            grid, views.depths(), lambda done: on_progress(done, num, "finding where surfaces are")
         )
         if len(keys) <= most:
             break
@@ -221,7 +221,7 @@ def _fused(
             f"as {room / 1e9:.2g} GB of memory have room for; what was asked for needs"
             f" {len(keys) * BYTES_A_BLOCK / 1e9:.2g} GB"
         )
-    fused = fuse(grid, keys, views.depths(), lambda done: on_progress(done, len(views), "fusing the depth"))
+    fused = fuse(grid, keys, views.depths(), lambda done: on_progress(done, num, "fusing the depth"))
     return fused, chosen
 
 

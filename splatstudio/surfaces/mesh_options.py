@@ -26,6 +26,8 @@ class MeshOptions:
         resolution: At most so many voxels along the longest side of what the photographs show.
         triangles: At most about so many triangles.
         watertight: Close the holes, which nobody has seen; without it they stay open.
+        between: Also look at the model from halfway between neighboring photographs: fewer holes where those
+            are few.
         smoothing: Rounds of smoothing, which take the roughness of the splats off and keep larger shapes; 0:
             none.
         min_island: Drop pieces whose area is below this share of the largest one's; 0 keeps all.
@@ -42,6 +44,7 @@ class MeshOptions:
     resolution: int = RESOLUTION
     triangles: int | None = None
     watertight: bool = False
+    between: bool = False
     smoothing: int = SMOOTHING
     min_island: float = 0.01
     colors: MeshColors = "photographs"

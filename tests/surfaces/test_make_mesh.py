@@ -13,13 +13,15 @@ import pytest
 import torch
 from blob_models import blobs
 from glb_reading import read_glb
-from traced_shapes import SOLIDS, f_score, paint, write_traced_scene
+from traced_shapes import SOLIDS, cameras_around, f_score, paint, write_traced_scene
 
 import splatstudio as ss
 from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
 from splatstudio.surfaces import make_mesh
+from splatstudio.surfaces.depth_views import cameras_between
 from splatstudio.surfaces.make_mesh import MadeMesh, mesh_of_model, mesh_of_task
+from splatstudio.surfaces.mesh import Mesh, face_areas
 from splatstudio.surfaces.mesh_files import write_mesh
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 
@@ -69,6 +71,31 @@ def test_its_colors_are_those_of_the_photographs(made: MadeMesh) -> None:
     seen = mesh.num_seen >= 3
     at = torch.nn.functional.normalize(mesh.vertices, dim=1)
     assert (mesh.colors - paint(at))[seen].abs().mean() < 0.06
+
+
+def test_views_between_photographs_close_holes_where_those_are_few(run: Path) -> None:
+    model, scene = load_model(run), load_scene(run.parent / "scene")
+    few = replace(scene, views=scene.views[::2])  # 9 of 18
+    plain = mesh_of_model(model, few, COARSE)
+    between = mesh_of_model(model, few, replace(COARSE, between=True))
+    assert between.report.views == plain.report.views == 9, "only photographs are told"
+
+    def seen(mesh: Mesh) -> float:
+        return float(face_areas(mesh).sum())
+
+    assert seen(between.mesh) > 1.02 * seen(plain.mesh)
+    unit = replace(between.mesh, vertices=between.mesh.vertices / SIZE)
+    assert float((SPHERE.distance(unit.vertices).abs() < 0.05).double().mean()) > 0.95, "it is the sphere's"
+
+
+def test_a_camera_between_two_looks_where_both_look() -> None:
+    one, other, opposite = (cameras_around(8)[number] for number in (8, 9, 12))
+    (between,) = cameras_between([one, other])
+    assert np.allclose(between.position, (one.position + other.position) / 2)
+    ahead, middle = between.viewmat[2, :3], -between.position / np.linalg.norm(between.position)
+    assert ahead @ middle > 0.999 and np.allclose(between.K, one.K)
+    assert list(cameras_between([one, opposite])) == [], "they look at each other"
+    assert list(cameras_between([one])) == []
 
 
 def test_masks_leave_holes(run: Path, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_a_glb_holds_its_picture_by_the_rules(tmp_path: Path, ball: Mesh) -> Non
     assert "target" not in view and told["extensionsUsed"] == ["KHR_materials_unlit"]
     png = np.frombuffer(content[view["byteOffset"] :][: view["byteLength"]], np.uint8)
     assert ball.texture is not None
-    assert np.array_equal(cv2.imdecode(png, cv2.IMREAD_COLOR)[..., ::-1], ball.texture.picture)
+    decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
+    assert decoded is not None and np.array_equal(decoded[..., ::-1], ball.texture.picture)
     attributes = told["meshes"][0]["primitives"][0]["attributes"]
     assert set(attributes) == {"POSITION", "NORMAL", "TEXCOORD_0"}, "colors would be multiplied with it"
 

@@ -14,7 +14,7 @@ from splatstudio.settings.setting import typed_output
 from splatstudio.surfaces.make_mesh import WrittenMesh
 from splatstudio.surfaces.mesh import can_simplify
 from splatstudio.surfaces.mesh_files import WRITERS, check_mesh_output
-from splatstudio.surfaces.mesh_options import RESOLUTION, MeshOptions, MeshPreset, MeshTask
+from splatstudio.surfaces.mesh_options import RESOLUTION, MeshColors, MeshOptions, MeshPreset, MeshTask
 from splatstudio.surfaces.shown_mesh import Look
 from splatstudio.surfaces.texture import can_unwrap
 
@@ -30,7 +30,11 @@ LOOKS: dict[str, Look | None] = {
 NO_TEXTURE = "None"
 TEXTURE_PARTS = {".mtl": "material", ".png": "texture"}
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
-COLORS = {"Photos": "photographs", "How many photos saw it": "reliability", "None": "none"}
+COLORS: dict[str, MeshColors] = {
+    "Photos": "photographs",
+    "How many photos saw it": "reliability",
+    "None": "none",
+}
 
 
 class MeshSection(Panel):
@@ -62,7 +66,6 @@ class MeshSection(Panel):
                 min=0,
                 step=1000,
                 hint="About so many at most; 0: as many as there are.",
-                visible=can_simplify(),
             )
             self._colors = gui.add_dropdown(
                 "Mesh colors",
@@ -73,11 +76,18 @@ class MeshSection(Panel):
                 "Texture",
                 (NO_TEXTURE, "1024", "2048", "4096"),
                 hint="Of the photos in their full size, so many texels wide: for .glb and .obj.",
-                visible=can_unwrap(),
             )
             self._closed = gui.add_checkbox(
                 "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
             )
+            for control, there in (
+                (self._resolution, True),
+                (self._triangles, can_simplify()),
+                (self._colors, True),
+                (self._texture, can_unwrap()),
+                (self._closed, True),
+            ):
+                self.keep(control, visible=lambda there=there: there and KINDS[self._kind.value] != "ground")
             self.button("Make mesh", lambda _: self._start(), ACCENT)
             self.add(TaskBar(page, MESH))
             self._report = gui.add_html("", visible=False)
@@ -118,6 +128,19 @@ class MeshSection(Panel):
         elif path.suffix.lower() in WRITERS:
             self._path.value = str(path.with_suffix(self._format.value))
 
+    def _options(self) -> MeshOptions:
+        kind = KINDS[self._kind.value]
+        if kind == "ground":
+            return MeshOptions(mesh_preset=kind)
+        return MeshOptions(
+            resolution=int(self._resolution.value),
+            triangles=max(4, int(self._triangles.value)) if self._triangles.value else None,
+            watertight=self._closed.value,
+            colors=COLORS[self._colors.value],
+            texture=None if self._texture.value == NO_TEXTURE else int(self._texture.value),
+            mesh_preset=kind,
+        )
+
     def _start(self) -> None:
         model = self.controller.shown_path or self.controller.project.checkpoint()
         if model is None:
@@ -125,17 +148,9 @@ class MeshSection(Panel):
         typed = typed_output(self._path.value)
         if typed.suffix.lower() not in WRITERS:
             typed = typed.with_name(typed.name + self._format.value)
-        texture = None if self._texture.value == NO_TEXTURE else int(self._texture.value)
-        options = MeshOptions(
-            resolution=int(self._resolution.value),
-            triangles=max(4, int(self._triangles.value)) if self._triangles.value else None,
-            watertight=self._closed.value,
-            colors=COLORS[self._colors.value],  # type: ignore[arg-type]
-            texture=texture,
-            mesh_preset=KINDS[self._kind.value],
-        )
+        options = self._options()
         options.check()
-        check_mesh_output(typed, textured=texture is not None)
+        check_mesh_output(typed, textured=options.texture is not None)
         mesh = MeshTask(model, self.page.free(typed), options)
         for file in mesh.files[2:]:  # of a texture: they follow the name of the mesh
             if file.exists():

@@ -1,7 +1,8 @@
 // Eight floats as one value: the CPU's scalar type for the shared maths (see linalg.h).
 //
-// Written with the compilers' vector extensions, so that the same code becomes AVX2 in one
-// translation unit and whatever the portable target has in the other. Include it before the maths.
+// Written with the compilers' vector extensions, so that the same code becomes AVX2 or AVX-512 in
+// one translation unit and whatever the portable target has in another. Include it before the
+// maths.
 #pragma once
 
 #include <cmath>

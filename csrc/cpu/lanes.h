@@ -1,7 +1,7 @@
-// The inner loops: each is compiled once for any machine and once for AVX2 (see CMakeLists.txt),
-// and `lanes()` gives the set that this machine runs. These files use no standard containers,
-// because the linker keeps one copy of an inline function and could keep the one with AVX2
-// instructions.
+// The inner loops: each is compiled once for any machine, once for AVX2 and once for AVX-512 (see
+// CMakeLists.txt), and `lanes()` gives the set that this machine runs. These files use no standard
+// containers, because the linker keeps one copy of an inline function and could keep the one with
+// wider instructions.
 #pragma once
 
 #include <cstdint>
@@ -91,10 +91,12 @@ struct Lanes {
 SPLAT_DECLARE_LANES(portable)
 #if defined(__x86_64__)
 SPLAT_DECLARE_LANES(avx2)
+SPLAT_DECLARE_LANES(avx512)
 #endif
 #undef SPLAT_DECLARE_LANES
 
-// Chosen at the first call; SPLATSTUDIO_CPU=portable in the environment asks for the portable set.
+// Chosen at the first call: the widest that this machine runs. SPLATSTUDIO_CPU=portable or =avx2 in
+// the environment asks for one that is narrower.
 const Lanes& lanes();
 
 }  // namespace splat::cpu

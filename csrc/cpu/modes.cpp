@@ -14,15 +14,16 @@ struct ModeLanes {
   void (*bytes)(const ToBytes&, int64_t begin, int64_t end);
 };
 
+#define SPLAT_MODES_OF(isa) \
+  ModeLanes { isa::shapes, isa::median_tile, isa::solid_tile, isa::bytes }
+
 const ModeLanes& mode_lanes() {
   static const ModeLanes chosen = [] {
 #if defined(__x86_64__)
-    if (std::strcmp(lanes().name, "avx2") == 0) {
-      return ModeLanes{avx2::shapes, avx2::median_tile, avx2::solid_tile, avx2::bytes};
-    }
+    if (std::strcmp(lanes().name, "avx512") == 0) return SPLAT_MODES_OF(avx512);
+    if (std::strcmp(lanes().name, "avx2") == 0) return SPLAT_MODES_OF(avx2);
 #endif
-    return ModeLanes{portable::shapes, portable::median_tile, portable::solid_tile,
-                     portable::bytes};
+    return SPLAT_MODES_OF(portable);
   }();
   return chosen;
 }

@@ -145,8 +145,8 @@ void median_tile(const RasterMedian& args, int64_t index) {
   for (int32_t i = args.lists.tile_starts[index]; i < end && live != 0; ++i) {
     fetch_ahead(splats, args.lists.instances, i, end);
     const Splat& s = splats[args.lists.instances[i]];
-    const RowTerms rows = rows_of(s, tile);
-    live &= ~add_splat(s, tile, rows, cells_of(s, tile, rows) & live, args.max_alpha, cells);
+    const RowTerms rows = rows_of<F8>(s, tile);
+    live &= ~add_splat(s, tile, rows, cells_of<F8>(s, tile) & live, args.max_alpha, cells);
   }
   for (int cell = 0; cell < kCells; ++cell) {
     const int64_t pixel = first_pixel(args.grid, tile, cell);
@@ -173,8 +173,8 @@ void solid_tile(const RasterSolid& args, int64_t index) {
     const float* surface =
         args.surfaces +
         kSurfaceSize * static_cast<int64_t>(args.splats.order[args.lists.instances[i]]);
-    const RowTerms rows = rows_of(s, tile);
-    for (uint32_t left = cells_of(s, tile, rows) & inside; left != 0; left &= left - 1) {
+    const RowTerms rows = rows_of<F8>(s, tile);
+    for (uint32_t left = cells_of<F8>(s, tile) & inside; left != 0; left &= left - 1) {
       const int cell = __builtin_ctz(left);
       const F8 dx = columns_of(s, tile, cell / kTileSize).dx;
       cover_solid(s, surface, dx, constant<F8>(rows.dy[cell % kTileSize]), cells[cell]);

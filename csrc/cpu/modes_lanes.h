@@ -16,6 +16,7 @@ namespace splat::cpu {
 SPLAT_DECLARE_MODES(portable)
 #if defined(__x86_64__)
 SPLAT_DECLARE_MODES(avx2)
+SPLAT_DECLARE_MODES(avx512)
 #endif
 #undef SPLAT_DECLARE_MODES
 

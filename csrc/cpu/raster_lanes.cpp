@@ -6,35 +6,11 @@
 // simd.h stands before the shared maths (see linalg.h).
 #include "../blend.h"
 #include "cells.h"
+#include "forward_tile.h"
 #include "lanes.h"
 
 namespace splat::cpu::SPLAT_ISA {
 namespace {
-
-struct ForwardCell {
-  F8 transmittance, red, green, blue, depth;
-};
-
-// Adds a splat to the cells in `mask` and returns those that it has finished.
-template <bool plain>
-SPLAT_LANES uint32_t add_splat(const Splat& s, const Tile& tile, const RowTerms& rows,
-                               uint32_t mask, float max_alpha, ForwardCell* cells) {
-  uint32_t finished = 0;
-  const ColumnTerms columns[2] = {columns_of(s, tile, 0), columns_of(s, tile, 1)};
-  for (uint32_t left = mask; left != 0; left &= left - 1) {
-    const int index = __builtin_ctz(left), row = index % kTileSize;
-    ForwardCell& cell = cells[index];
-    const Blended r =
-        blend_cell<plain>(columns[index / kTileSize], rows, row, max_alpha, cell.transmittance);
-    cell.red = multiply_add(r.weight, constant<F8>(s.red), cell.red);
-    cell.green = multiply_add(r.weight, constant<F8>(s.green), cell.green);
-    cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);
-    cell.depth = multiply_add(r.weight, constant<F8>(s.depth), cell.depth);
-    cell.transmittance = advance(r, cell.transmittance);
-    if (lane_bits(r.alive) == 0) finished |= 1u << index;
-  }
-  return finished;
-}
 
 SPLAT_LANES void write_cell(const RasterFwd& args, const Tile& tile, int index,
                             const ForwardCell& cell) {
@@ -105,7 +81,7 @@ SPLAT_LANES void cell_vjp(const Splat& s, const Blended& blended, F8 dx, float d
 template <bool plain, bool with_depth, bool absgrad>
 SPLAT_LANES Collected splat_vjp(const Splat& s, const Tile& tile, uint32_t mask, float max_alpha,
                                 BackwardCell* cells) {
-  const RowTerms rows = rows_of(s, tile);
+  const RowTerms rows = rows_of<F8>(s, tile);
   const F8 zero = constant<F8>(0.0f);
   Collected sum = {zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero};
   for (int half = 0; half < 2; ++half) {
@@ -200,32 +176,43 @@ void tile_vjp(const RasterBwd& args, int64_t index) {
   }
 }
 
+// Writes the cells of the next splats, and returns up to where. How many cells a splat has is not
+// foreseen: each wrong guess is known as soon as the mask is, so masks are made before they are
+// asked for.
+SPLAT_LANES int32_t find_cells(const RasterFwd& args, const Splat* splats, const Tile& tile,
+                               int32_t begin, int32_t end) {
+  constexpr int32_t kGroup = 32;
+  const int32_t until = end - begin < kGroup ? end : begin + kGroup;
+  for (int32_t i = begin; i < until; ++i) {
+    fetch_ahead(splats, args.lists.instances, i, end);
+    args.masks[i] = cells_of<RowLanes>(splats[args.lists.instances[i]], tile);
+  }
+  return until;
+}
+
 }  // namespace
 
 void raster_fwd_tile(const RasterFwd& args, int64_t index) {
   const Tile tile = tile_at(args.grid, index);
   const Splat* splats = reinterpret_cast<const Splat*>(args.splats.splats);
-  const F8 zero = constant<F8>(0.0f);
-  ForwardCell cells[kCells];
-  for (int i = 0; i < kCells; ++i)
-    cells[i] = {first_transmittance(tile, i), zero, zero, zero, zero};
+  ForwardTile state(tile);
   uint32_t live = cells_inside(tile);
   int32_t i = args.lists.tile_starts[index];
   const int32_t end = args.lists.tile_starts[index + 1];
-  for (; i < end && live != 0; ++i) {
-    fetch_ahead(splats, args.lists.instances, i, end);
+  for (int32_t known = i; i < end && live != 0; ++i) {
+    if (i == known) known = find_cells(args, splats, tile, i, end);
     const Splat& s = splats[args.lists.instances[i]];
-    const RowTerms rows = rows_of(s, tile);
-    const uint32_t mask = cells_of(s, tile, rows) & live;
+    const RowTerms rows = rows_of<RowLanes>(s, tile);
+    const uint32_t mask = args.masks[i] & live;
     args.masks[i] = mask;
     if (is_plain(s, args.max_alpha)) {
-      live &= ~add_splat<true>(s, tile, rows, mask, args.max_alpha, cells);
+      live &= ~add_splat<true>(s, tile, rows, mask, args.max_alpha, state);
     } else {
-      live &= ~add_splat<false>(s, tile, rows, mask, args.max_alpha, cells);
+      live &= ~add_splat<false>(s, tile, rows, mask, args.max_alpha, state);
     }
   }
   args.tile_ends[index] = i;
-  for (int cell = 0; cell < kCells; ++cell) write_cell(args, tile, cell, cells[cell]);
+  for (int cell = 0; cell < kCells; ++cell) write_cell(args, tile, cell, state.cell(cell));
 }
 
 void raster_bwd_tile(const RasterBwd& args, int64_t index) {

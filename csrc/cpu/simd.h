@@ -1,7 +1,8 @@
 // Eight floats as one value: the CPU's scalar type for the shared maths (see linalg.h).
 //
-// Written with the compilers' vector extensions, so that the same code becomes AVX2 in one
-// translation unit and whatever the portable target has in the other. Include it before the maths.
+// Written with the compilers' vector extensions, so that the same code becomes AVX2 or AVX-512 in
+// one translation unit and whatever the portable target has in another. Include it before the
+// maths.
 #pragma once
 
 #include <cmath>
@@ -99,6 +100,61 @@ SPLAT_LANES I8 to_int(F8 x) { return __builtin_convertvector(x, I8); }
 SPLAT_LANES F8 multiply_add(F8 a, F8 b, F8 c) { return a * b + c; }
 #endif
 
+#if defined(__AVX512F__)
+// Sixteen floats, for what gains by them; comparisons give a bit a lane.
+constexpr int kWideLanes = 16;
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef __mmask16 M16;
+
+template <>
+inline __attribute__((always_inline)) F16 constant<F16>(float value) {
+  return (F16)_mm512_set1_ps(value);
+}
+
+SPLAT_LANES F16 load16(const float* p) { return (F16)_mm512_loadu_ps(p); }
+SPLAT_LANES void store16(float* p, F16 x) { _mm512_storeu_ps(p, (__m512)x); }
+SPLAT_LANES F16 multiply_add(F16 a, F16 b, F16 c) {
+  return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+SPLAT_LANES F16 square_root(F16 x) { return (F16)_mm512_sqrt_ps((__m512)x); }
+SPLAT_LANES F16 minimum(F16 a, F16 b) { return (F16)_mm512_min_ps((__m512)a, (__m512)b); }
+SPLAT_LANES F16 magnitude(F16 x) { return (F16)((I16)x & 0x7fffffff); }
+SPLAT_LANES F16 negative_magnitude(F16 x) { return (F16)((U16)x | 0x80000000u); }
+SPLAT_LANES F16 select(M16 mask, F16 yes, F16 no) {
+  return (F16)_mm512_mask_mov_ps((__m512)no, mask, (__m512)yes);
+}
+SPLAT_LANES F16 keep(M16 mask, F16 x) { return (F16)_mm512_maskz_mov_ps(mask, (__m512)x); }
+SPLAT_LANES uint32_t lane_bits(M16 mask) { return mask; }
+SPLAT_LANES M16 at_least(F16 a, F16 b, M16 among) {
+  return _mm512_mask_cmp_ps_mask(among, (__m512)a, (__m512)b, _CMP_GE_OQ);
+}
+SPLAT_LANES M16 at_most(F16 a, F16 b, M16 among) {
+  return _mm512_mask_cmp_ps_mask(among, (__m512)a, (__m512)b, _CMP_LE_OQ);
+}
+SPLAT_LANES M16 above(F16 a, F16 b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+
+SPLAT_LANES F8 low_half(F16 x) { return (F8)_mm512_castps512_ps256((__m512)x); }
+SPLAT_LANES F8 high_half(F16 x) { return (F8)_mm512_extractf32x8_ps((__m512)x, 1); }
+SPLAT_LANES F16 joined(F8 low, F8 high) {
+  return (F16)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)low), (__m256)high, 1);
+}
+#endif
+
+// Comparisons by name, for what is written for eight and for sixteen lanes; false but in `among`.
+struct AllLanes {};
+SPLAT_LANES I8 at_least(F8 a, F8 b, AllLanes) { return a >= b; }
+SPLAT_LANES I8 at_least(F8 a, F8 b, I8 among) { return among & (a >= b); }
+SPLAT_LANES I8 at_most(F8 a, F8 b, AllLanes) { return a <= b; }
+SPLAT_LANES I8 at_most(F8 a, F8 b, I8 among) { return among & (a <= b); }
+SPLAT_LANES I8 above(F8 a, F8 b) { return a > b; }
+
+template <typename F>
+using LaneMask = decltype(above(F{}, F{}));
+template <typename F>
+constexpr int kLanesOf = sizeof(F) / sizeof(float);
+
 // x as it is, which the compiler fuses with no other operation.
 SPLAT_LANES F8 rounded(F8 x) {
 #if defined(__AVX2__)
@@ -118,13 +174,14 @@ SPLAT_LANES F8 angle_of(F8 y, F8 x) {
 }
 
 // 2^f for f in [-0.5, 0.5], a minimax polynomial.
-SPLAT_LANES F8 power_of_2_near_0(F8 f) {
-  F8 p = constant<F8>(1.326472689e-3f);
-  p = multiply_add(p, f, constant<F8>(9.671512910e-3f));
-  p = multiply_add(p, f, constant<F8>(5.550733747e-2f));
-  p = multiply_add(p, f, constant<F8>(2.402224208e-1f));
-  p = multiply_add(p, f, constant<F8>(6.931469776e-1f));
-  return multiply_add(p, f, constant<F8>(1.0f));
+template <typename F>
+SPLAT_LANES F power_of_2_near_0(F f) {
+  F p = constant<F>(1.326472689e-3f);
+  p = multiply_add(p, f, constant<F>(9.671512910e-3f));
+  p = multiply_add(p, f, constant<F>(5.550733747e-2f));
+  p = multiply_add(p, f, constant<F>(2.402224208e-1f));
+  p = multiply_add(p, f, constant<F>(6.931469776e-1f));
+  return multiply_add(p, f, constant<F>(1.0f));
 }
 
 // exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for x < -87
@@ -138,11 +195,13 @@ SPLAT_LANES F8 exp_negative(F8 x) {
 
 // 2^x to 2e-7 relative for -126 < x < 127, anything elsewhere. As exp_negative, but adding 1.5 *
 // 2^23 both rounds to the nearest whole number and leaves that in the lowest bits.
-SPLAT_LANES F8 power_of_2(F8 x) {
-  const F8 shift = constant<F8>(12582912.0f);
-  const F8 shifted = x + shift;
-  const F8 f = x - (shifted - shift);
-  return (F8)((U8)power_of_2_near_0(f) + ((U8)shifted << 23));
+template <typename F>
+SPLAT_LANES F power_of_2(F x) {
+  typedef uint32_t U __attribute__((vector_size(sizeof(F))));
+  const F shift = constant<F>(12582912.0f);
+  const F shifted = x + shift;
+  const F f = x - (shifted - shift);
+  return (F)((U)power_of_2_near_0(f) + ((U)shifted << 23));
 }
 
 SPLAT_LANES float sum_lanes(F8 x) {

@@ -117,7 +117,7 @@ def is_available() -> bool:
 
 
 def native_version() -> str:
-    """Return the instruction set that the kernels use on this machine: "avx2" or "portable".
+    """Return the instruction set that the kernels use on this machine: "avx512", "avx2" or "portable".
 
     Raises RuntimeError when the kernels have not been built.
     """

@@ -55,6 +55,7 @@ from splatstudio.settings.config import OptimConfig
 FORWARD_FLOP, BACKWARD_FLOP = 26, 40
 COUNTING_TILE = 32  # px
 
+Clock = Callable[[], float]  # of the wall, or of the processor
 Example = tuple[Camera, Tensor, Tensor | None]  # a photograph [H, W, 3] with its camera and mask
 
 
@@ -149,7 +150,10 @@ def measure(
     # Of the process so far: scene, model, gradients, moments and a training step's scratch.
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     one_camera = time_iteration(model, [example], repeats)
-    raster_forward, raster_backward, pairs = time_rasterizer(model, camera, repeats)
+    raster_forward, raster_backward = time_rasterizer(model, camera, repeats)
+    pairs = count_pairs(
+        projected_by(model, camera), RasterSettings(camera.width, camera.height, torch.zeros(3))
+    )
     threads, peak = torch.get_num_threads(), fma_peak()
     flop = pairs * (FORWARD_FLOP + BACKWARD_FLOP)
     return {
@@ -185,18 +189,20 @@ def thread_scaling(examples: list[Example], model: Gaussians, threads: int, roun
     return min(seconds[1]) / min(seconds[threads])
 
 
-def median_time(action: Callable[[], object], repeats: int) -> float:
-    """Return the median of `repeats` wall-clock times in seconds, after one unmeasured call."""
+def median_time(action: Callable[[], object], repeats: int, clock: Clock = time.perf_counter) -> float:
+    """Return the median of `repeats` times in seconds, after one unmeasured call."""
     action()
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         action()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return statistics.median(times)
 
 
-def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> dict[str, float]:
+def time_iteration(
+    model: Gaussians, examples: list[Example], repeats: int, clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Return the medians of a whole iteration and of its four stages, seconds.
 
     Each example is drawn `repeats` times, in turns, after a first turn that is not measured. The rest of the
@@ -209,18 +215,18 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
     grad2d, visible, radius2d = torch.zeros(3, len(model))
     parts: dict[str, list[float]] = {"forward_ms": [], "loss_ms": [], "backward_ms": [], "optimizer_ms": []}
     for camera, target, mask in examples * (repeats + 1):
-        marks = [time.perf_counter()]
+        marks = [clock()]
         drawing = draw(params, optimizer, camera, RenderOptions(), observed=True)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         loss = photometric(drawing.rgb, target, ssim_weight=0.2, mask=mask)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         gradients = backward(drawing, loss)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         apply_gradients(drawing, gradients, optimizer, rates)
         assert gradients.means2d is not None
         size = (camera.width, camera.height)
         count_seen(gradients.means2d, drawing.radii, size, grad2d, visible, radius2d)
-        marks.append(time.perf_counter())
+        marks.append(clock())
         del drawing, loss, gradients
         for number, samples in enumerate(parts.values()):
             samples.append(marks[number + 1] - marks[number])
@@ -238,10 +244,10 @@ def time_pose_gradient(model: Gaussians, example: Example, repeats: int) -> floa
     return median_time(lambda: gradient_of_pose(drawing, gradients), repeats)
 
 
-def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[float, float, int]:
-    """Return the rasterizer's forward and backward seconds (binning included) and the composited pairs."""
+def projected_by(model: Gaussians, camera: Camera) -> Projected:
+    """Return the model's splats in a camera's picture."""
     with torch.no_grad():
-        projected = ops.project(
+        return ops.project(
             model.means,
             model.quats,
             model.scales.exp(),
@@ -251,15 +257,22 @@ def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[flo
             camera=camera,
             settings=ProjectSettings(sh_degree=model.sh_degree),
         )
+
+
+def time_rasterizer(
+    model: Gaussians, camera: Camera, repeats: int, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
+    """Return the rasterizer's forward and backward seconds, binning included."""
+    projected = projected_by(model, camera)
     leaves = Projected(
         *(tensor.requires_grad_(tensor.is_floating_point()) for tensor in vars(projected).values())
     )
     settings = RasterSettings(camera.width, camera.height, torch.zeros(3))
-    forward = median_time(lambda: ops.rasterize(leaves, settings), repeats)
+    forward = median_time(lambda: ops.rasterize(leaves, settings), repeats, clock)
     raster = ops.rasterize(leaves, settings)
     v_rgb = torch.randn(raster.rgb.shape, generator=torch.Generator().manual_seed(0))
-    backward = median_time(lambda: raster.rgb.backward(v_rgb, retain_graph=True), repeats)
-    return forward, backward, count_pairs(projected, settings)
+    backward = median_time(lambda: raster.rgb.backward(v_rgb, retain_graph=True), repeats, clock)
+    return forward, backward
 
 
 @torch.no_grad()

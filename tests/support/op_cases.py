@@ -54,15 +54,15 @@ def random_like(tensor: Tensor, seed: int) -> Tensor:
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
 
 
-def with_portable_kernels(module: str, call: str, path: Path) -> list[Tensor]:
-    """Return the tensors that a test module's function gives in a process with the portable kernels."""
+def with_kernels(instructions: str, module: str, call: str, path: Path) -> list[Tensor]:
+    """Return the tensors that a test module's function gives in a process with a set of instructions."""
     script = (
         f"import sys, torch, {module}; tensors = [tensor.detach() for tensor in {module}.{call}];"
         f"torch.save(tensors, sys.argv[1]); print({module}.ops.native_version())"
     )
     folders = os.pathsep.join(folder for folder in sys.path if folder)
-    environment = {**os.environ, "SPLATSTUDIO_CPU": "portable", "PYTHONPATH": folders}
+    environment = {**os.environ, "SPLATSTUDIO_CPU": instructions, "PYTHONPATH": folders}
     command = [sys.executable, "-c", script, str(path)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.stdout.strip() == "portable", result.stderr
+    assert result.stdout.strip() == instructions, result.stderr
     return torch.load(path, weights_only=True)

@@ -1,4 +1,4 @@
-"""How near meshes come to known surfaces: photographs of each are made, a model is trained, its mesh compared.
+"""How near meshes come to known surfaces: photographs are made, a model is trained, and its mesh compared.
 
     python tests/bench/mesh_quality.py --presets surface default --shapes spot ball block part
 

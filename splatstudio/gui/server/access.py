@@ -58,6 +58,7 @@ class Access:
     origins: frozenset[str]
     any_address: bool  # IP addresses are let through: the server listens on all of them
     encrypted: bool = False
+    framed_by: tuple[str, ...] = ()  # pages that may show this one in a frame, and nothing more
 
     def answer(self, request: Request) -> Response | None:
         """Answer a request that ends at the door, as the first visit with the token; None: it is let in.
@@ -161,7 +162,7 @@ class Access:
 
     def frame_ancestors(self) -> str:
         """The pages that may show the studio in a frame, as a Content-Security-Policy."""
-        return " ".join(["frame-ancestors 'self'", *sorted(self.origins)])
+        return " ".join(["frame-ancestors 'self'", *sorted(self.origins), *self.framed_by])
 
 
 def make_access(listen: Listen, token: str) -> Access:
@@ -188,7 +189,8 @@ def make_access(listen: Listen, token: str) -> Access:
             raise ValueError(f"An allowed origin looks like https://studio.example.org, not {origin!r}.")
         origins.add(f"{parts.scheme}://{parts.netloc}")
     encrypted = listen.tls_cert is not None
-    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host), encrypted)
+    framed_by = listen.framed_by
+    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host), encrypted, framed_by)
 
 
 def is_wildcard(host: str) -> bool:
@@ -273,6 +275,11 @@ class Listen(TlsFiles):
     allow_host: tuple[str, ...] = ()
     allow_origin: tuple[str, ...] = ()
 
+    @property
+    def framed_by(self) -> tuple[str, ...]:
+        """Return which pages may show this one in a frame, beside those that may connect: none."""
+        return ()
+
     def new_token(self) -> str:
         """Return the secret for the page's address."""
         return secrets.token_urlsafe(24)
@@ -319,6 +326,19 @@ class TakenOver(Listen):
     def take_port(self) -> socket.socket:
         """Return the socket on which the page listened."""
         return self.take()
+
+
+@dataclass(frozen=True)
+class InNotebook(Listen):
+    """A place for a page that stands in a notebook: Jupyter's pages of this machine may show it in a frame.
+
+    Over https the browser would take the two for different sites, and withhold the cookie.
+    """
+
+    @property
+    def framed_by(self) -> tuple[str, ...]:
+        """Return the names of this machine as Jupyter prints them, at any port."""
+        return ("http://127.0.0.1:*", "http://localhost:*")
 
 
 class PassedOn:

@@ -28,6 +28,7 @@ import psutil
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
+from splatstudio.gui.server.page_files import THEME, page_of, page_text
 from splatstudio.operating_system import take_port_again
 from splatstudio.runtime.channel.tls import TlsFiles
 
@@ -68,6 +69,10 @@ class Access:
         port = self.check_sender(request)
         if request.path == "/healthz":
             return page_response(HTTPStatus.OK, "The studio is running.")
+        if request.path == THEME:  # on every page, also for who is not let in
+            return data_response(
+                HTTPStatus.OK, "text/javascript; charset=utf-8", page_text("theme.js").encode()
+            )
         if not is_websocket(request) and (login := self.login(request, port)):
             return login
         if not self.is_authorized(request, port):
@@ -219,13 +224,7 @@ def page_response(
     refresh = ""
     if reload_after is not None:
         refresh = f'<meta http-equiv="refresh" content="{reload_after};url={html.escape(location)}">'
-    return html_response(
-        status,
-        "<!doctype html><html lang=en><meta charset=utf-8><title>splatstudio</title>"
-        '<meta name="color-scheme" content="dark light"><meta name=viewport content="width=device-width">'
-        f"{refresh}<body style='font:1.1rem system-ui;max-width:40rem;margin:20vh auto;padding:0 1rem'>"
-        f"<h1 style='font-size:1.3rem'>splatstudio</h1><p>{sentence}</p>",
-    )
+    return html_response(status, page_of("sentence.html", refresh=refresh, sentence=sentence, theme=THEME))
 
 
 def html_response(status: HTTPStatus, text: str) -> Response:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import atexit
 import html
 import secrets
-from pathlib import Path
-from string import Template
 from urllib.parse import urlsplit
 
-from splatstudio.files.inputs import read_input
+from splatstudio.gui.server.page_files import page_of
 
-_TEMPLATE = Path(__file__).parent.parent / "page" / "notebook.html"
 LEAST_HEIGHT, MOST_HEIGHT = 200, 4000  # pixels
 
 
@@ -64,7 +61,8 @@ def frame_html(url: str, height: int) -> str:
     cookie comes along only where both pages are reached under the same name, which a script looks up. Where
     it does not run, or the notebook is of another machine, there is a link in place of the frame.
     """
-    return Template(read_input(_TEMPLATE).decode()).substitute(
+    return page_of(
+        "notebook.html",
         id=f"splatstudio-{secrets.token_hex(8)}",
         url=html.escape(url),
         port=urlsplit(url).port,

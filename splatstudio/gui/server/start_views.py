@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from string import Template
 from urllib.parse import urlencode
 
 from splatstudio.error_text import as_sentence
-from splatstudio.files.inputs import read_input
 from splatstudio.files.run_folder import LONGEST_NAME, RunContent
 from splatstudio.gui.amounts import counted, size
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
@@ -25,8 +23,8 @@ from splatstudio.gui.server.folder_listing import (
     FolderEntry,
     FolderListing,
 )
+from splatstudio.gui.server.page_files import THEME, page_of, page_text
 
-_FOLDER = Path(__file__).parents[1] / "page"
 BROWSE = "/browse"
 THUMBNAIL = "/thumbnail"
 RUN = "/run"
@@ -107,7 +105,7 @@ def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | N
 
 def page_script() -> bytes:
     """Return the script of the start page."""
-    return read_input(_FOLDER / "start.js")
+    return page_text("start.js").encode()
 
 
 def in_folder(name: str, path: str, key: str) -> Path | None:
@@ -120,7 +118,8 @@ def front_page(content: StartContent, key: str, told: Told) -> str:
     """Return the start page; `key` goes into its forms."""
     offered = [("The scenes there", told.instead), *content.lists]
     lists = "".join(_list(title, entries, key) for title, entries in offered if entries)
-    front = _template("start_front.html").substitute(
+    front = page_of(
+        "start_front.html",
         told=_sentence(told) + _install_button(told.installs_for, key),
         key=key,
         lists=lists,
@@ -209,11 +208,7 @@ def _sentence(told: Told) -> str:
 
 
 def _page(title: str, content: str) -> str:
-    return _template("start.html").substitute(title=escape(title), content=content)
-
-
-def _template(name: str) -> Template:
-    return Template(read_input(_FOLDER / name).decode())
+    return page_of("start.html", title=escape(title), content=content, theme=THEME)
 
 
 def _list(title: str, entries: Sequence[Entry], key: str) -> str:

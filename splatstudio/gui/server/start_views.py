@@ -126,7 +126,7 @@ def front_page(content: StartContent, key: str, told: Told) -> str:
         demo=escape(str(content.demo)),
         folder=escape(str(content.folder)),
         drops=escape(str(content.folder / DROPS)),
-        most=size(MOST_BYTES),
+        most=f"{MOST_BYTES // 10**9} GB",
         endpoint=DROP,
     )
     return _page("splatstudio", front)

@@ -85,8 +85,14 @@ def test_a_cell_shows_a_run_below_it(browser: Any, saved_run: Path, tmp_path: Pa
     page = browser.new_page(viewport={"width": 1300, "height": 600})
     page.set_default_timeout(1000 * TIMEOUT)
     get_when_it_serves(page, f"http://localhost:{jupyter}/lab/tree/look.ipynb?token={SECRET}")
-    page.locator(".jp-CodeCell .cm-content").first.click()
-    page.keyboard.press("Shift+Enter")
+    cell = page.locator(".jp-CodeCell .cm-content").first
+    # A cell that is run before its kernel is there may be forgotten, and a click that comes too early, too.
+    page.locator(".jp-NotebookPanel-toolbar [data-status=idle]").first.wait_for(state="attached")
+    prompt = page.locator(".jp-CodeCell .jp-InputPrompt").first
+    while prompt.inner_text().strip() in ("", "[ ]:"):
+        cell.click()
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(1000)
     element = page.wait_for_selector(".jp-OutputArea-output iframe[title=splatstudio]")
     assert "//localhost:" in element.get_attribute("src"), "the site of the notebook"
     frame = element.content_frame()

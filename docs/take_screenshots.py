@@ -1,6 +1,8 @@
 """Take the guide's screenshots: the studio on the demo scene, in a headless Chromium.
 
-    PYTHONPATH=tests/support python docs/take_screenshots.py [FOLDER]
+    PYTHONPATH=tests/support python docs/take_screenshots.py [FOLDER] [--every-tab]
+
+`--every-tab` takes each tab in three widths instead, dark, and two of them light, to be looked at.
 
 The Devices picture, of eight GPUs, takes the record that the tests of devices have for its figures.
 """
@@ -76,6 +78,31 @@ def tour(studio: Studio, page: Any, folder: Path) -> None:
     take(page, folder, "evaluate")
 
 
+def every_tab(studio: Studio, page: Any, folder: Path) -> None:
+    """Take each tab of a paused training in windows of three widths."""
+    page.goto(studio.url)
+    page.get_by_role("button", name="Start training", exact=True).click(timeout=120_000)
+    wait_for_step(studio, 700)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    for width, height in ((1440, 900), (1024, 768), (400, 800)):
+        page.set_viewport_size({"width": width, "height": height})
+        for side in ("left", "right"):
+            fold = page.locator(f"[data-dock-region-collapse={side}][aria-expanded=false]")
+            if fold.count() and (side == "right" or width > 720):
+                fold.first.click()
+        for name in ("Train", "View", "Evaluate", "Render", "Export", "Devices", "Log"):
+            if (tab := page.get_by_role("tab", name=name)).count():
+                tab.first.click()
+                take(page, folder, f"{width}-{name.lower()}")
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    page.evaluate("localStorage.setItem('splatstudio-theme', 'light')")
+    page.reload()
+    for name in ("Train", "View"):
+        page.get_by_role("tab", name=name).click(timeout=120_000)
+        time.sleep(4.0)
+        take(page, folder, f"light-{name.lower()}")
+
+
 def see_devices(studio: Studio, page: Any, folder: Path) -> None:
     """Take the picture of eight GPUs, whose figures are those of a record."""
     page.goto(studio.url)
@@ -97,7 +124,11 @@ def see_start_page(page: Any, runs: Path, folder: Path) -> None:
 
 def main() -> None:
     """Take all pictures into a folder, that of the repository by default."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "assets" / "screenshots"
+    words = [word for word in sys.argv[1:] if word != "--every-tab"]
+    folder = Path(words[0]) if words else ROOT / "assets" / "screenshots"
+    shows = (
+        (("table", every_tab),) if "--every-tab" in sys.argv else (("table", tour), ("devices", see_devices))
+    )
     folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     config = TrainConfig(steps=STEPS, eval_steps=(300, 600, 900), save_steps=(600, 900), sh_degree=2)
@@ -105,7 +136,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         scene = Path(runs) / "photos" / "table"  # so that no picture shows where this repository is
         shutil.copytree(ROOT / "assets" / "demo", scene)
-        for name, show in (("table", tour), ("devices", see_devices)):
+        for name, show in shows:
             if show is see_devices:
                 monitor.pynvml = FakeNvml()  # type: ignore[assignment] - for this picture alone
                 psutil.pid_exists = lambda pid: True

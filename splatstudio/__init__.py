@@ -23,7 +23,7 @@ os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 if TYPE_CHECKING:
     from splatstudio.api import mesh, render, train
-    from splatstudio.gui.render_function import show
+    from splatstudio.gui.notebook import show
     from splatstudio.models.merging import merge
     from splatstudio.models.model import Model, load_model
     from splatstudio.poses.estimate import estimate_poses

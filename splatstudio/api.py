@@ -12,7 +12,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
-from splatstudio.gui.render_function import show
+from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
 from splatstudio.poses.estimate import estimate_poses

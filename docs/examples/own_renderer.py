@@ -19,4 +19,5 @@ def render(camera_state, tab_state):
 
 
 if __name__ == "__main__" and "--check" not in sys.argv:
-    ss.show(render)
+    page = ss.show(render)
+    input(f"Open {page.url} in a browser; Enter ends it.")

@@ -82,6 +82,8 @@ def studio_of_choice(
                     given={*given, "steps"} if short else given,
                     **asked,
                 )
+                if request.beside is not None:
+                    studio.compare_with_run(typed_path(request.beside))
                 if front.estimation is not None:
                     studio.follow_estimation(front.estimation)
                 note_opened(path)

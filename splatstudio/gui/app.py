@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.error_text import for_terminal
+from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
@@ -30,6 +30,7 @@ from splatstudio.gui.state.status import Choice, Notice, Status
 from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import Milestones, News, TaskBoard
 from splatstudio.gui.state.viewpoint import FirstView
+from splatstudio.gui.tabs.compare_runs import RunComparison
 from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
@@ -54,8 +55,9 @@ from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 _AT_WORK = ("starting", "loading", "training", "restarting")
-RIGHT_WIDTH = 390  # pixels
-LEFT_WIDTH = 300
+# Pixels: below 40 % of a window of 1440 together, and eight GPUs still fit into one of 720 in height.
+RIGHT_WIDTH = 328
+LEFT_WIDTH = 236
 LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ class Studio:
         self._request: StopRequest | None = None  # to end, that is waited for
         self._again = self.goes_on = self.has_home = self.goes_home = False
         self._photos: PhotosPanel | None = None
+        self._comparison: RunComparison | None = None
         self._server, self.port, self.url = self._gated.server, self._gated.port, self._gated.url
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
         self._refresher = Refresher(self._tell_of)
@@ -135,6 +138,14 @@ class Studio:
         """Tell how an estimation of the scene's poses goes on, and end it with the studio."""
         assert self._photos is not None, "the scene has poses of this program"
         self._photos.estimation = estimation
+
+    def compare_with_run(self, run_dir: Path) -> None:
+        """Show the newest model of another run beside the one of this, as the Evaluate tab does."""
+        assert self._comparison is not None, "every page has the tab"
+        try:
+            self._comparison.compare_with(run_dir)
+        except (ValueError, OSError) as error:  # the studio is there, and so are other runs
+            self._news.tell(Notice("The other run is not shown", in_words(error), bad=True))
 
     def open_again(self) -> None:
         """Let `run_forever` save and end, so that what lies on the disk now is opened at the same address.
@@ -234,6 +245,7 @@ class Studio:
         with tabs.add_tab("Evaluate"):
             add(evaluate := EvaluatePanel(page, view.compare))
             add(evaluate.runs)
+            self._comparison = evaluate.runs
         with tabs.add_tab("Render"):
             add(RenderPanel(page))
         with tabs.add_tab("Export"):

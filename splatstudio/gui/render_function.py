@@ -1,4 +1,4 @@
-"""A page that shows what a function renders, without a training: `ss.show`."""
+"""A page that shows what a function renders, without a training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.access import InNotebook
 from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.notebook_frame import FramedPage
 from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import apply_theme
 from splatstudio.runtime.messages import Frame, ViewOptions
@@ -61,29 +62,27 @@ class RenderFunctionSource(FrameSource):
         """Do nothing: nothing is kept for a view."""
 
 
-class RenderFunctionViewer:
+class RenderFunctionViewer(FramedPage):
     """A page that shows a render function; `refresh` after what it draws has changed, `close` at the end."""
 
-    def __init__(self, gated: GatedServer, source: RenderFunctionSource):
+    def __init__(self, gated: GatedServer, source: RenderFunctionSource, height: int):
         self._gated = gated
         self._source = source
         self._viewport = Viewport(gated.server, source)
-        self.url = gated.url
+        super().__init__(gated.url, height)
 
     def refresh(self) -> None:
         """Draw everybody's picture again."""
         self._source.revision += 1
         self._viewport.model_changed()
 
-    def close(self) -> None:
-        """End the page."""
+    def end(self) -> None:
+        """Stop serving."""
         self._viewport.close()
         self._gated.stop()
 
 
-def show(
-    render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None
-) -> RenderFunctionViewer:
+def show_function(render_fn: RenderFunction, network: InNotebook, height: int) -> RenderFunctionViewer:
     """Show `render_fn(nerfview.CameraState, nerfview.RenderTabState) -> image` in a browser page.
 
     The function is called in threads of this process, for each browser on its own, with the size wanted in
@@ -91,6 +90,6 @@ def show(
     Raises ValueError when the address cannot be used.
     """
     source = RenderFunctionSource(render_fn)
-    gated = open_server(Listen(host, "auto" if port is None else port))
+    gated = open_server(network)
     apply_theme(gated.server.gui)
-    return RenderFunctionViewer(gated, source)
+    return RenderFunctionViewer(gated, source, height)

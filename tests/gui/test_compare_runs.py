@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,20 @@ def test_a_page_without_a_run_compares_all(page: Any, run: Path, other: Path) ->
     panel._folders = lambda: (run, other)
     panel.look()
     assert list(panel._other.options) == ["–", "blobs", "other <b>"]
+
+
+def test_a_run_of_another_folder_is_compared_when_it_is_named(
+    page: Any, run: Path, other: Path, tmp_path: Path
+) -> None:
+    compared: list[Path] = []
+    page.controller.compare_with = compared.append
+    far = tmp_path / "far" / other.name
+    shutil.copytree(other, far)
+    panel = comparison_of(page)
+    panel.compare_with(far)
+    assert compared == [far.resolve() / "ckpts" / "step_00000020"] and panel._history is not None
+    assert list(panel._other.options) == ["–", other.name, str(other.resolve())], "both can be chosen"
+    panel.look()
+    assert panel._other.value == other.name and panel._chosen() == far.resolve(), "it stays chosen"
+    with pytest.raises(ValueError, match="is the run of this page"):
+        panel.compare_with(run)

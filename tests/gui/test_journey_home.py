@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from started_programs import start_program
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
+from studio_page import CANVAS, OPENED, PAGE_TEST, TIMEOUT, WINDOW
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 
@@ -49,7 +49,25 @@ def test_a_browser_goes_to_the_studio_and_home_while_it_trains(
         assert newest_checkpoint(tmp_path / "runs" / "blobs") is not None, "it is saved"
         row.click()
         tab.wait_for_selector(CANVAS)
+        compare_from_the_start_page(tab, tmp_path)
     finally:
         tab.close()
         process.terminate()
         process.wait(120)
+
+
+def compare_from_the_start_page(tab: Any, folder: Path) -> None:
+    """Open a run with another one beside it, which lies elsewhere and was dropped or copied there."""
+    tab.wait_for_function(OPENED)
+    shutil.copytree(folder / "runs" / "blobs", folder / "runs" / "copy")
+    tab.get_by_role("button", name="Start page", exact=True).click()
+    tab.get_by_role("link", name="Compare copy").click()
+    tab.get_by_role("button", name=re.compile("^blobs")).click()
+    tab.wait_for_selector(CANVAS)
+    tab.wait_for_function(OPENED)
+    tab.wait_for_selector("[data-span]", state="attached")  # of the line between both models
+    tab.get_by_role("tab", name="Evaluate").click()
+    tab.get_by_text("Compare runs", exact=True).click()
+    chosen = tab.get_by_label("With", exact=True).locator("visible=true")
+    chosen.wait_for()
+    assert chosen.input_value() == "blobs"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_nvml import RECORD, FakeNvml
 from gui_parts import MANY, TIMEOUT
-from studio_page import PAGE_TEST, Screen
+from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.gui.state.controller import Controller
 from splatstudio.runtime.messages import RankFigures, RanksReport
@@ -101,6 +101,7 @@ def test_nothing_is_cut_off_in_any_tab(
                 problems[f"{name} at {width} x {height}"] = found
 
     look("1-ready")
+    see_most_of_the_scene(screen)
     see_eight_gpus(screen)
     screen.button("Start training").click()
     screen.wait(lambda: screen.step > (300 if SCREENSHOTS else 10), "training")
@@ -144,6 +145,13 @@ def see_rows_and_plot_at_once(screen: Screen) -> None:
 
         # The rows come to rest a moment after the window has its size.
         screen.wait(fits, f"rows and plot fit into {height} px")
+
+
+def see_most_of_the_scene(screen: Screen) -> None:
+    """See that the docks leave more than 60 % of the usual window to the picture."""
+    screen.page.set_viewport_size({"width": 1440, "height": 900})
+    screen.page.evaluate(AT_REST, False)
+    assert screen.box(screen.page.locator(CANVAS))["width"] > 0.6 * 1440
 
 
 def see_eight_gpus(screen: Screen) -> None:

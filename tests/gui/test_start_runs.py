@@ -14,7 +14,7 @@ from start_visitor import ANY_PORT, Visitor
 from splatstudio.cli.start import start_content
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run, RunLock
-from splatstudio.gui.server.start_page import StartPage
+from splatstudio.gui.server.start_page import OpenRequest, StartPage
 from splatstudio.settings.config import TrainConfig
 
 
@@ -145,3 +145,20 @@ def test_nothing_is_changed_while_something_is_being_opened(page: StartPage, fol
     visitor.choose(open="runs/one")
     assert "Opening" in visitor.ask("/run", do="delete", key=key, folder="runs/one")[1]
     assert (folder / "runs" / "one").exists()
+
+
+def test_a_run_is_compared_with_another_that_has_a_model(page: StartPage, folder: Path) -> None:
+    far = Run.create(folder / "old" / "far", folder / "photos", TrainConfig()).path
+    (far / "ckpts" / "step_00000300").mkdir(parents=True)
+    visitor = Visitor(page)
+    ways = [html.unescape(way) for way in re.findall(r'href="(/compare[^"]*)"', visitor.get()[1])]
+    assert len(ways) == 2, "each run has the way to it"
+    status, text = visitor.get(next(way for way in ways if way.endswith("two")))
+    beside = re.findall(r'name="beside" value="([^"]+)"', text)
+    assert status == 200 and beside == ["runs/one"], "two has no model, and far is in another folder"
+    assert "step 12,000" in text and "<img" in text
+    only = visitor.ask("/compare", folder=str(folder / "runs" / "one"))[1]
+    assert "No other run with a saved model" in only
+    assert visitor.ask("/compare", folder=str(folder / "photos"))[0] == 404
+    assert visitor.choose(open="runs/two", beside="runs/one") == 303
+    assert page.next_request() == OpenRequest("runs/two", train=False, beside="runs/one")

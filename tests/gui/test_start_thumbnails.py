@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import re
@@ -199,3 +200,21 @@ def test_the_page_does_not_wait_for_them(page: StartPage, monkeypatch: pytest.Mo
 
 def test_a_whole_scene_has_one(tmp_path: Path) -> None:
     assert thumbnail_of(write_colmap(tmp_path / "tiny", tiny_scene(3, num_points=4)))
+
+
+def test_rows_of_a_folder_have_pictures_of_what_is_listed_there_alone(
+    page: StartPage, scene: Path, tmp_path: Path
+) -> None:
+    write_flat(scene / "images" / "c.jpg", GREEN)  # fewer are no scene
+    Run.create(tmp_path / "runs" / "one", scene, TrainConfig())
+    (tmp_path / "empty").mkdir()
+    visitor = Visitor(page)
+    (of_scene,) = re.findall(r'<img src="(/thumbnail[^"]+)"', visitor.get("/browse")[1])
+    address = html.unescape(of_scene)
+    assert has_color(decoded(visitor.data(address).read()), RED)
+    (of_run,) = re.findall(r'<img src="([^"]+)"', visitor.ask("/browse", folder=str(tmp_path / "runs"))[1])
+    assert has_color(decoded(visitor.data(html.unescape(of_run)).read()), RED)
+    assert visitor.data(address.replace("scene", "empty")).status == 404, "the name is of that path"
+    scene.rename(tmp_path.parent / "away")
+    scene.symlink_to(tmp_path.parent / "away")
+    assert visitor.data(address).status == 404, "it leads out of what is shown now"

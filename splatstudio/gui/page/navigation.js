@@ -163,6 +163,8 @@
   setInterval(() => {
     const slider = own("speed"), box = own("notify"), shown = own("axes");
     if (slider && document.activeElement !== slider) slider.value = Number(recall("speed")) || 0;
+    const theme = own("theme");
+    if (theme && document.activeElement !== theme) theme.value = recall("theme") ?? "dark";
     if (shown) shown.checked = recall("axes") !== "false";
     if (box) {
       box.disabled = !possible;

@@ -1,3 +1,18 @@
+// Viser knows one look for all browsers, with which each begins: this one tells its own page of another.
+(() => {
+  const dress = () => {
+    const page = window.__viserMutable, light = document.documentElement.dataset.ssTheme === "light";
+    if (!page?.messageQueue || light === (window.splatstudioLight ?? false)) return;
+    window.splatstudioLight = light;
+    page.messageQueue.push({...window.splatstudio.lightTheme, dark_mode: !light});
+    page.requestRender();
+    if (document.hidden) page.drainMessageQueue?.();
+  };
+  window.splatstudioLight = false;  // the studio has told it so again, as after a cut line
+  if (!window.splatstudioDressed) addEventListener("splatstudio-theme", dress);
+  dress();
+})();
+
 // What viser's page lacks. A page that connects again gets this once more, and keeps what it has.
 // `splatstudio` holds what the studio hands over: the style sheet, and where to ask whether it is still there.
 (() => {
@@ -8,14 +23,11 @@
   style.textContent = window.splatstudio.css;
   document.head.append(style);
 
-  // The browser's tab tells what is open and how it stands. A button of viser's is a picture alone, without a
-  // name for who hears the page.
+  // The browser's tab tells what is open and how it stands.
   setInterval(() => {
     const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
     const title = [text("name"), text("state")].filter(Boolean).join(" · ");
     document.title = title ? `${title} – splatstudio` : "splatstudio";
-    for (const button of document.querySelectorAll("button:not([aria-label]):has(.tabler-icon-list-search)"))
-      button.setAttribute("aria-label", "All commands");
   }, 1000);
 
   // A box that was ticked and a list that was chosen from keep the keyboard, and viser gives no commands then.
@@ -44,7 +56,7 @@
 
   // viser shows the hint of a control over its field alone; most people look for it over its name.
   const hinted = event => {
-    const label = event.target.closest?.("label[for]");
+    const label = event.target.closest?.("label[for]:not(:has([data-photo]))");
     if (!label || label.contains(event.relatedTarget)) return null;
     return label.closest(".mantine-Flex-root")?.lastElementChild?.firstElementChild;
   };

@@ -28,6 +28,7 @@ import psutil
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
+from splatstudio.gui.server.page_files import THEME, page_of, page_text
 from splatstudio.operating_system import take_port_again
 from splatstudio.runtime.channel.tls import TlsFiles
 
@@ -58,6 +59,7 @@ class Access:
     origins: frozenset[str]
     any_address: bool  # IP addresses are let through: the server listens on all of them
     encrypted: bool = False
+    framed_by: tuple[str, ...] = ()  # pages that may show this one in a frame, and nothing more
 
     def answer(self, request: Request) -> Response | None:
         """Answer a request that ends at the door, as the first visit with the token; None: it is let in.
@@ -67,6 +69,10 @@ class Access:
         port = self.check_sender(request)
         if request.path == "/healthz":
             return page_response(HTTPStatus.OK, "The studio is running.")
+        if request.path == THEME:  # on every page, also for who is not let in
+            return data_response(
+                HTTPStatus.OK, "text/javascript; charset=utf-8", page_text("theme.js").encode()
+            )
         if not is_websocket(request) and (login := self.login(request, port)):
             return login
         if not self.is_authorized(request, port):
@@ -161,7 +167,7 @@ class Access:
 
     def frame_ancestors(self) -> str:
         """The pages that may show the studio in a frame, as a Content-Security-Policy."""
-        return " ".join(["frame-ancestors 'self'", *sorted(self.origins)])
+        return " ".join(["frame-ancestors 'self'", *sorted(self.origins), *self.framed_by])
 
 
 def make_access(listen: Listen, token: str) -> Access:
@@ -188,7 +194,8 @@ def make_access(listen: Listen, token: str) -> Access:
             raise ValueError(f"An allowed origin looks like https://studio.example.org, not {origin!r}.")
         origins.add(f"{parts.scheme}://{parts.netloc}")
     encrypted = listen.tls_cert is not None
-    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host), encrypted)
+    framed_by = listen.framed_by
+    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host), encrypted, framed_by)
 
 
 def is_wildcard(host: str) -> bool:
@@ -217,13 +224,7 @@ def page_response(
     refresh = ""
     if reload_after is not None:
         refresh = f'<meta http-equiv="refresh" content="{reload_after};url={html.escape(location)}">'
-    return html_response(
-        status,
-        "<!doctype html><html lang=en><meta charset=utf-8><title>splatstudio</title>"
-        '<meta name="color-scheme" content="dark light"><meta name=viewport content="width=device-width">'
-        f"{refresh}<body style='font:1.1rem system-ui;max-width:40rem;margin:20vh auto;padding:0 1rem'>"
-        f"<h1 style='font-size:1.3rem'>splatstudio</h1><p>{sentence}</p>",
-    )
+    return html_response(status, page_of("sentence.html", refresh=refresh, sentence=sentence, theme=THEME))
 
 
 def html_response(status: HTTPStatus, text: str) -> Response:
@@ -273,6 +274,11 @@ class Listen(TlsFiles):
     allow_host: tuple[str, ...] = ()
     allow_origin: tuple[str, ...] = ()
 
+    @property
+    def framed_by(self) -> tuple[str, ...]:
+        """Return which pages may show this one in a frame, beside those that may connect: none."""
+        return ()
+
     def new_token(self) -> str:
         """Return the secret for the page's address."""
         return secrets.token_urlsafe(24)
@@ -319,6 +325,19 @@ class TakenOver(Listen):
     def take_port(self) -> socket.socket:
         """Return the socket on which the page listened."""
         return self.take()
+
+
+@dataclass(frozen=True)
+class InNotebook(Listen):
+    """A place for a page that stands in a notebook: Jupyter's pages of this machine may show it in a frame.
+
+    Over https the browser would take the two for different sites, and withhold the cookie.
+    """
+
+    @property
+    def framed_by(self) -> tuple[str, ...]:
+        """Return the names of this machine as Jupyter prints them, at any port."""
+        return ("http://127.0.0.1:*", "http://localhost:*")
 
 
 class PassedOn:

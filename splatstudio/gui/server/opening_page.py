@@ -11,12 +11,12 @@ import re
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from string import Template
 
 import viser
 from websockets.http11 import Request, Response
 
-_TEMPLATE = Path(__file__).parent.parent / "page" / "opening.html"
+from splatstudio.gui.server.page_files import page_of, page_text
+
 _HEAD = re.compile(r"<head\b[^>]*>(.*?)</head>", re.DOTALL)
 _SCRIPT = re.compile(r"<script\b([^>]*)>(.*?)</script>", re.DOTALL)
 
@@ -63,4 +63,4 @@ def opening_page(viser_page: str) -> str:
         f'<script class="splatstudio-later" type="text/plain"{attributes}>{text}</script>'
         for attributes, text in scripts
     )
-    return Template(_TEMPLATE.read_text("utf-8")).substitute(later="\n".join(later))
+    return page_of("opening.html", later="\n".join(later), theme=page_text("theme.js"))

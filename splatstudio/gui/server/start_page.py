@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hmac
 import html
+import json
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,12 +24,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from urllib.parse import parse_qsl
 
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.files.recent import rename_recent
+from splatstudio.files.run import newest_step
 from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
     STILL_HERE,
@@ -36,20 +39,29 @@ from splatstudio.gui.server.access import (
     Refusal,
     data_response,
     html_response,
+    is_websocket,
     make_access,
     page_response,
     url_of,
 )
+from splatstudio.gui.server.dropped_files import FOLDER as DROPS
+from splatstudio.gui.server.dropped_files import checked, receive
 from splatstudio.gui.server.folder_listing import list_folder
 from splatstudio.gui.server.start_views import (
     BROWSE,
+    COMPARE,
+    DROP,
     RUN,
+    SCRIPT,
     THUMBNAIL,
     Entry,
     StartContent,
     Told,
+    compare_page,
     folder_page,
     front_page,
+    in_folder,
+    page_script,
     run_page,
     shown_by,
 )
@@ -58,8 +70,12 @@ from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
+_LIST_BYTES = 4 << 20  # of the list of files that are dropped; their blocks are smaller
+_SILENT_SECONDS = 60.0  # of a browser that copies files
+_LOOK_SECONDS = 0.5  # whether the page has ended meanwhile
 _BACK = '<p><a href="/">Back to the start page</a>'
 _NO_FOLDER = "There is no such folder in those that are shown here." + _BACK
+MOST_COMPARED = 50  # runs that are offered
 MAX_VISITORS = 64  # whose requests are waited for at a time
 
 
@@ -70,6 +86,7 @@ class OpenRequest:
     path: str
     train: bool  # at once
     install: bool = False  # what is missing for it, before
+    beside: str | None = None  # another run, to be compared with
 
 
 class StartPage(PassedOn):
@@ -95,17 +112,20 @@ class StartPage(PassedOn):
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
-            lambda connection: connection.close(),
+            self._take_files,
             sock=self._listener.dup(),
             ssl=context,
             process_request=self._answer,
             open_timeout=_DOOR_SECONDS,
+            max_size=_LIST_BYTES,
+            compression=None,
             logger=_quiet_logger(),
             server_header=None,
         )
         self._handle, self._server.handler = self._server.handler, self._meet
         self._places = threading.BoundedSemaphore(MAX_VISITORS)
         self._ended = threading.Event()
+        self._copying = threading.Lock()  # files of a browser, one drop at a time
         self._thread = threading.Thread(target=self._serve, daemon=True, name="start page")
         self._thread.start()
 
@@ -155,14 +175,68 @@ class StartPage(PassedOn):
         self._ended.set()
         self._server.shutdown()
         self._thread.join()
+        with self._copying:  # nothing half copied is left behind
+            pass
 
-    def _answer(self, connection: ServerConnection, request: Request) -> Response:
+    def _take_files(self, line: ServerConnection) -> None:
+        """Copy the files that a browser brings, and open them; tell it why where that is not done."""
+
+        def tell(**said: object) -> None:
+            with suppress(ConnectionClosed):
+                line.send(json.dumps(said))
+
+        if not self._copying.acquire(blocking=False):
+            tell(error="Other files are being copied already.")
+            return
         try:
-            response = self._access.answer(request) or self._answer_visitor(request)
+            asked = json.loads(self._next_message(line))
+            self._check_key(asked if isinstance(asked, dict) else {})
+            with self._lock:
+                if self._opening:
+                    raise ValueError("Something is being opened: come back when it is there.")
+            files = checked(asked.get("files"))
+            tell(taken=True)
+            folder = self._content.folder / DROPS
+            place = receive(files, folder, lambda: _data(self._next_message(line)))
+            tell(place=str(place), opens=self._open_if_free(place))
+        except Refusal as refusal:
+            tell(error=refusal.sentence)
+        except (ValueError, OSError, RecursionError) as error:
+            tell(error=as_sentence(in_words(error)))
+        except ConnectionClosed:
+            return  # what came is removed
+        finally:
+            self._copying.release()
+
+    def _next_message(self, line: ServerConnection) -> str | bytes:
+        deadline = time.monotonic() + _SILENT_SECONDS
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                return line.recv(timeout=_LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                raise ValueError("The browser stopped sending: drop it again.")
+        raise ValueError("The start page has ended: something else was opened.")
+
+    def _open_if_free(self, place: Path) -> bool:
+        """Ask for what was dropped to be opened, unless something else is; return whether it will be."""
+        with self._lock:
+            if self._opening:
+                return False
+            self._opening = str(place)
+            self._requests.put(OpenRequest(str(place), train=False))
+            return True
+
+    def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        try:
+            response = self._access.answer(request)
+            if response is None and is_websocket(request) and request.path == DROP:
+                return None  # `_take_files` goes on
+            response = response or self._answer_visitor(request)
         except Refusal as refusal:
             response = page_response(refusal.status, refusal.sentence)
         response = self._access.harden(response)
         policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; form-action 'self'; "
+        policy += "script-src 'self'; connect-src 'self'; "
         policy += "base-uri 'none'; "
         # Another page of this machine, whose requests carry the cookie, may not show a thumbnail either.
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
@@ -176,9 +250,11 @@ class StartPage(PassedOn):
         fields = dict(parse_qsl(query, errors="surrogateescape"))  # names need be no text
         if path == STILL_HERE:  # a page of the studio that was here: it loads this one in its place
             return data_response(HTTPStatus.RESET_CONTENT, "text/plain", b"")
+        if path == SCRIPT:
+            return data_response(HTTPStatus.OK, "text/javascript; charset=utf-8", page_script())
         if path == THUMBNAIL:
-            return self._thumbnail(fields.get("of", ""))
-        if path not in ("/", BROWSE, RUN):
+            return self._thumbnail(fields.get("of", ""), fields.get("path"))
+        if path not in ("/", BROWSE, RUN, COMPARE):
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
         with self._lock:
             if path == "/" and "open" in fields:
@@ -198,18 +274,19 @@ class StartPage(PassedOn):
                 if "do" in fields
                 else html_response(HTTPStatus.OK, self._run(fields))
             )
-        return html_response(HTTPStatus.OK, self._folder(fields))
+        return html_response(HTTPStatus.OK, (self._compare if path == COMPARE else self._folder)(fields))
 
     def _choose(self, fields: Mapping[str, str]) -> Response:
         """Note what shall be opened, where nothing is being opened, and lead to the page that says so."""
         if not self._opening:
             self._check_key(fields)
             self._opening = fields["open"]
-            self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields))
+            beside = fields.get("beside")
+            self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields, beside))
         return _to_the_front("Opening.")  # a reload of the page shall not open it again
 
     def _check_key(self, fields: Mapping[str, str]) -> None:
-        if not hmac.compare_digest(os.fsencode(fields.get("key", "")), self._key.encode()):
+        if not hmac.compare_digest(os.fsencode(str(fields.get("key", ""))), self._key.encode()):
             sentence = "This form is of an earlier start page. Please reload the page, and choose again."
             raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
 
@@ -220,6 +297,15 @@ class StartPage(PassedOn):
             return run_page(run_content(run_dir), self._key, why_to_keep(run_dir))
         except (ValueError, OSError) as error:
             raise Refusal(HTTPStatus.NOT_FOUND, "path", html.escape(in_words(error)) + _BACK) from error
+
+    def _compare(self, fields: Mapping[str, str]) -> str:
+        """Return the page on which a run is chosen to be compared with another one."""
+        run_dir = self._run_dir(fields)
+        if not (run_dir / "run.json").is_file():
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", "This is no run." + _BACK)
+        with self._lock:
+            content = self._content
+        return compare_page(run_dir, _runs_beside(run_dir, content), self._key)
 
     def _run_dir(self, fields: Mapping[str, str]) -> Path:
         """Return the folder of a run that may be renamed and deleted: within bounds, and itself no link."""
@@ -254,11 +340,19 @@ class StartPage(PassedOn):
             self._content, self._told = content, Told(told, good=True)
         return _to_the_front("It is done.")
 
-    def _thumbnail(self, name: str) -> Response:
-        """Answer with the picture of that name, or a plain one: the page never has a hole."""
+    def _thumbnail(self, name: str, listed: str | None) -> Response:
+        """Answer with the picture of that name, or a plain one: the page never has a hole.
+
+        `listed`: the path of what was listed in a folder; others are those of the front.
+        """
         with self._lock:
             content, told = self._content, self._told
-        path = shown_by(name, self._key, content, told) if name.isascii() else None
+        path = None
+        if name.isascii() and listed is not None:
+            path = in_folder(name, listed, self._key)
+            path = None if path is None or content.bounds.inside(path) is None else path
+        elif name.isascii():
+            path = shown_by(name, self._key, content, told)
         if path is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such picture.")
         made = thumbnail_of(path)
@@ -281,6 +375,24 @@ class StartPage(PassedOn):
             sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + _BACK
             raise Refusal(HTTPStatus.FORBIDDEN, "path", sentence) from error
         return folder_page(listing, bounds, self._key)
+
+
+def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:
+    """Return other runs with a saved model, of the lists and of the same folder, each once."""
+    siblings = sorted(file.parent for file in run_dir.parent.glob("*/run.json"))
+    listed = [entry.path for _, entries in content.lists for entry in entries if entry.is_run]
+    places = {path.resolve(): path for path in (*reversed(siblings), *reversed(listed))}
+    places.pop(run_dir.resolve(), None)
+    steps = [(path, newest_step(path)) for path in reversed(places.values())]
+    return [
+        Entry(path, f"step {step:,}, {path.parent}", is_run=True) for path, step in steps if step is not None
+    ][:MOST_COMPARED]
+
+
+def _data(message: str | bytes) -> bytes:
+    if isinstance(message, str):
+        raise ValueError("Text came in the place of a file: reload the page, and drop it again.")
+    return message
 
 
 def _to_the_front(sentence: str) -> Response:

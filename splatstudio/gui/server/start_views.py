@@ -1,4 +1,4 @@
-"""What the start page looks like: its front, and the folders of this machine. Without a script."""
+"""What the start page looks like: its front, and the folders of this machine. Only a drop needs a script."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from string import Template
 from urllib.parse import urlencode
 
 from splatstudio.error_text import as_sentence
-from splatstudio.files.inputs import read_input
 from splatstudio.files.run_folder import LONGEST_NAME, RunContent
 from splatstudio.gui.amounts import counted, size
+from splatstudio.gui.server.dropped_files import FOLDER as DROPS
+from splatstudio.gui.server.dropped_files import MOST_BYTES
 from splatstudio.gui.server.folder_listing import (
     MOST_NAMES,
     MOST_SHOWN,
@@ -23,11 +23,15 @@ from splatstudio.gui.server.folder_listing import (
     FolderEntry,
     FolderListing,
 )
+from splatstudio.gui.server.page_files import THEME, page_of, page_text
 
-_FOLDER = Path(__file__).parents[1] / "page"
 BROWSE = "/browse"
 THUMBNAIL = "/thumbnail"
 RUN = "/run"
+COMPARE = "/compare"
+DROP = "/drop"
+SCRIPT = "/start.js"
+_PICTURED = ("Run", "Scene", "Photos", "Video")
 
 
 @dataclass(frozen=True)
@@ -95,20 +99,35 @@ class Told:
 def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
     """Return whose picture has this name on the page, None where none has."""
     entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
-    names = [(entry.path, hmac.compare_digest(_thumbnail(entry, key), name)) for entry in entries]
+    names = [(entry.path, hmac.compare_digest(_thumbnail(entry.path, key), name)) for entry in entries]
     return next((path for path, is_it in names if is_it), None)
+
+
+def page_script() -> bytes:
+    """Return the script of the start page."""
+    return page_text("start.js").encode()
+
+
+def in_folder(name: str, path: str, key: str) -> Path | None:
+    """Return a path that this page has listed in a folder under this name of its picture; else None."""
+    place = Path(path)
+    return place if hmac.compare_digest(_thumbnail(place, key), name) else None
 
 
 def front_page(content: StartContent, key: str, told: Told) -> str:
     """Return the start page; `key` goes into its forms."""
     offered = [("The scenes there", told.instead), *content.lists]
     lists = "".join(_list(title, entries, key) for title, entries in offered if entries)
-    front = _template("start_front.html").substitute(
+    front = page_of(
+        "start_front.html",
         told=_sentence(told) + _install_button(told.installs_for, key),
         key=key,
         lists=lists,
         demo=escape(str(content.demo)),
         folder=escape(str(content.folder)),
+        drops=escape(str(content.folder / DROPS)),
+        most=f"{MOST_BYTES // 10**9} GB",
+        endpoint=DROP,
     )
     return _page("splatstudio", front)
 
@@ -146,6 +165,27 @@ def run_page(content: RunContent, key: str, reason: str | None) -> str:
     return _page(f"{name} – splatstudio", f"{told}{rename}<h2>Delete</h2>{delete}")
 
 
+def compare_page(run_dir: Path, others: Sequence[Entry], key: str) -> str:
+    """Return the page on which a second run is chosen, to be opened beside a first one."""
+    name = escape(run_dir.name)
+    start = '<nav><a href="/">Start page</a></nav>'
+    hint = "The first stays at the right of the line in the view; scores and curves are in the tab Evaluate."
+    head = f'{start}<h1>Compare {name}</h1><p class="hint">{hint}</p><h2>With</h2>'
+    if not others:
+        sentence = "No other run with a saved model is on the start page or beside this one."
+        return _page("Compare – splatstudio", f'{head}<p class="hint">{sentence}</p>')
+    given = f'{_key(key)}<input type="hidden" name="open" value="{escape(str(run_dir))}">'
+    rows = "".join(
+        f'<li class="row">{_picture(entry, key)}<button name="beside" value="{escape(str(entry.path))}"'
+        f' class="entry">{escape(entry.path.name)}<span class="detail">{escape(entry.detail)}</span></button>'
+        "</li>"
+        for entry in others
+    )
+    return _page(
+        "Compare – splatstudio", f'{head}<form action="/">{given}<ul class="rows">{rows}</ul></form>'
+    )
+
+
 def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
     """Return the page of one folder, with the way up and down, and buttons for what can be opened there."""
     folder = listing.here.path
@@ -168,11 +208,7 @@ def _sentence(told: Told) -> str:
 
 
 def _page(title: str, content: str) -> str:
-    return _template("start.html").substitute(title=escape(title), content=content)
-
-
-def _template(name: str) -> Template:
-    return Template(read_input(_FOLDER / name).decode())
+    return page_of("start.html", title=escape(title), content=content, theme=THEME)
 
 
 def _list(title: str, entries: Sequence[Entry], key: str) -> str:
@@ -182,15 +218,28 @@ def _list(title: str, entries: Sequence[Entry], key: str) -> str:
 
 def _row(entry: Entry, key: str) -> str:
     path = escape(str(entry.path))
-    picture = f'<img src="{THUMBNAIL}?of={_thumbnail(entry, key)}" alt="" loading="lazy">'
     detail = f'<span class="detail">{escape(entry.detail)}</span>'
     button = f'<button name="open" value="{path}" class="entry">{path} {detail}</button>'
-    return f'<li class="row">{picture}{button}{_more(entry.path) if entry.is_run else ""}</li>'
+    more = f'<div class="more">{_more(entry.path)}</div>' if entry.is_run else ""
+    return f'<li class="row">{_picture(entry, key)}{button}{more}</li>'
 
 
-def _thumbnail(entry: Entry, key: str) -> str:
-    """Return the name of an entry's picture, which tells no path, and which other pages cannot guess."""
-    return hmac.new(key.encode(), os.fsencode(entry.path), hashlib.sha256).hexdigest()[:32]
+def _picture(entry: Entry, key: str) -> str:
+    return f'<img src="{THUMBNAIL}?of={_thumbnail(entry.path, key)}" alt="" loading="lazy">'
+
+
+def _picture_in_folder(entry: FolderEntry, key: str) -> str:
+    """Return the picture of what lies in a folder: its address has the path, which is kept nowhere else."""
+    if entry.kind not in _PICTURED:
+        return '<span class="no-picture"></span>'
+    asked = {"of": _thumbnail(entry.path, key), "path": str(entry.path)}
+    address = escape(f"{THUMBNAIL}?{urlencode(asked, errors='surrogateescape')}")
+    return f'<img src="{address}" alt="" loading="lazy">'
+
+
+def _thumbnail(path: Path, key: str) -> str:
+    """Return the name of the picture of a path, which does not tell it; other pages cannot guess it."""
+    return hmac.new(key.encode(), os.fsencode(path), hashlib.sha256).hexdigest()[:32]
 
 
 def _install_button(path: Path | None, key: str) -> str:
@@ -220,7 +269,7 @@ def _folder_row(entry: FolderEntry, key: str) -> str:
         name = f'<a href="{_browse(entry.path)}">{name}</a>'
     kind = f'<span class="kind">{entry.kind}</span>'
     what = f'<div class="what">{name}<span class="detail">{escape(entry.detail)}</span></div>'
-    return f'<li class="row">{kind}{what}{_deeds(entry, key)}</li>'
+    return f'<li class="row">{_picture_in_folder(entry, key)}{kind}{what}{_deeds(entry, key)}</li>'
 
 
 def _deeds(entry: FolderEntry, key: str) -> str:
@@ -237,10 +286,13 @@ def _deeds(entry: FolderEntry, key: str) -> str:
 
 
 def _more(run_dir: Path) -> str:
-    """Return the way to the page on which a run is renamed or deleted."""
-    address = escape(f"{RUN}?{urlencode({'folder': str(run_dir)}, errors='surrogateescape')}")
-    name = escape(f"Rename or delete {run_dir.name}")
-    return f'<a class="more" href="{address}" aria-label="{name}">Rename or delete</a>'
+    """Return the ways to the pages on which a run is compared, and renamed or deleted."""
+    asked = urlencode({"folder": str(run_dir)}, errors="surrogateescape")
+    name = escape(run_dir.name)
+    return " ".join(
+        f'<a class="more" href="{escape(page + "?" + asked)}" aria-label="{deed} {name}">{deed}</a>'
+        for page, deed in ((COMPARE, "Compare"), (RUN, "Rename or delete"))
+    )
 
 
 def _notes(listing: FolderListing) -> str:

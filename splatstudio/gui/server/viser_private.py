@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import viser
 from viser import _messages
 
 from splatstudio.gui.server.access import STILL_HERE
-
-_PAGE = Path(__file__).parent.parent / "page"
+from splatstudio.gui.server.page_files import page_text
+from splatstudio.gui.theme import LOOK
 
 
 def after_callbacks(
@@ -65,10 +65,26 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
     client.scene._websock_interface.queue_message(message)
 
 
+def light_theme() -> dict[str, Any]:
+    """Return the message by which a browser gives its own page of viser our look on light ground."""
+    told: list[Any] = []
+    nobody = SimpleNamespace(_websock_interface=SimpleNamespace(queue_message=told.append))
+    viser.GuiApi.configure_theme(cast(Any, nobody), **{**LOOK, "dark_mode": False})
+    (message,) = told
+    values = message.as_serializable_dict()
+    # Of the ten shades buttons are filled with the ninth on dark ground, and with the seventh on light.
+    values["colors"] = [*values["colors"][:6], *values["colors"][8:9] * 2, *values["colors"][8:]]
+    return values
+
+
 def page_script() -> str:
     """Return the scripts of page/, with the style sheet and what else they are handed over."""
-    handed_over = {"css": (_PAGE / "page.css").read_text("utf-8"), "stillHere": STILL_HERE}
-    scripts = "\n".join((_PAGE / name).read_text("utf-8") for name in ("page.js", "navigation.js"))
+    handed_over = {
+        "css": f"{page_text('colors.css')}\n{page_text('page.css')}",
+        "stillHere": STILL_HERE,
+        "lightTheme": light_theme(),
+    }
+    scripts = "\n".join(page_text(name) for name in ("page.js", "navigation.js", "accessibility.js"))
     return f"window.splatstudio = {json.dumps(handed_over)};\n{scripts}"
 
 

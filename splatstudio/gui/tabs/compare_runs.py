@@ -80,6 +80,7 @@ class RunComparison(Panel):
         super().__init__(page)
         self._folders = folders
         self._runs: dict[str, Path] = {}  # by the names that can be chosen
+        self._named: tuple[Path, ...] = ()  # wherever it lies
         self._history: tuple[Path, object, History] | None = None  # of the other run, and its file's mark
         own, other = css(ACCENT), css(TEST_COLOR)
         with self.gui.add_folder("Compare runs", expand_by_default=False) as folder:
@@ -100,14 +101,30 @@ class RunComparison(Panel):
 
     def look(self) -> None:
         """Look at the disk for runs and their scores."""
-        rows = [row_of(folder) for folder in self._folders()[:MAX_RUNS]]
+        folders = {folder.resolve(): folder for folder in (*self._named, *self._folders())}
+        rows = [row_of(folder) for folder in [*folders.values()][:MAX_RUNS]]
         own = self.controller.project.run_dir
         self._table.content = runs_html(rows, own)
-        self._runs = {row.folder.resolve().name: row.folder for row in rows if not is_same(row.folder, own)}
+        self._runs = {}
+        for place in (row.folder.resolve() for row in rows if not is_same(row.folder, own)):
+            self._runs[str(place) if place.name in self._runs else place.name] = place
         options = (NOBODY, *self._runs)
         if options != self._other.options:
             self._other.options = options
         self._read_history()
+
+    def compare_with(self, run_dir: Path) -> None:
+        """Choose a run, which may lie elsewhere, and show both models.
+
+        Raises ValueError where it has none.
+        """
+        if is_same(run_dir, self.controller.project.run_dir):
+            raise ValueError(f"{run_dir} is the run of this page: choose another one to compare it with.")
+        self._named = (run_dir,)
+        self.look()
+        self._other.value = next(name for name, path in self._runs.items() if is_same(path, run_dir))
+        self._read_history()
+        self._show_both()
 
     def refresh(self) -> None:
         """Show both runs' curves."""

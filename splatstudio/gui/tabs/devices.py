@@ -209,19 +209,24 @@ def _factor(value: float | None) -> str:
 def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]) -> str:
     """Return the rows of all devices, with the training's processes beside those that they run on."""
     names, several = {reading.name for reading in readings}, len(readings) > 1
+    totals = {reading.memory_total for reading in readings}
+    total = next(iter(totals)) if several and len(totals) == 1 else None
     head = ""
     if len(names) == 1 and all(is_gpu(reading) for reading in readings):
         text = (f"{len(readings)} × " if several else "") + html.escape(readings[0].name)
+        text += "" if total is None else f", {_gb(total)} GB"
         head = f'<div class="ss-muted">{text}</div>'
     if several:
         waits = "splats · step, waiting" if any(rank.wait_seconds is not None for rank in ranks) else ""
-        head += f'<div class="ss-small ss-spread"><span>Memory: app + others</span><span>{waits}</span></div>'
+        unit = "" if total is None else ", GB"
+        head += f'<div class="ss-small ss-spread"><span>App + others{unit}</span><span>{waits}</span></div>'
     rows, placed = [], 0
     for reading in readings:
         ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
         rank = ranks[placed] if ours and placed < len(ranks) else None
         placed += rank is not None
-        rows.append(_row(reading, rank, named=len(names) > 1, terse=several))
+        memory = _memory_text(reading, terse=several, total_told=total is not None)
+        rows.append(_row(reading, rank, memory, named=len(names) > 1))
     # Where the driver does not say which devices are ours, the figures stand for themselves.
     left = "".join(
         f'<div class="ss-small">Rank {rank}: {_rank_text(figures)}</div>'
@@ -230,7 +235,7 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]
     return f'<div class="ss-devices">{head}{"".join(rows)}{left}</div>'
 
 
-def _row(reading: DeviceReading, rank: RankRow | None, *, named: bool, terse: bool) -> str:
+def _row(reading: DeviceReading, rank: RankRow | None, memory: str, *, named: bool) -> str:
     color, name = COLORS[reading.index % len(COLORS)], html.escape(reading.name)
     title = f"GPU {reading.index}" if is_gpu(reading) else name
     model = f' <span class="ss-small">{name}</span>' if named and is_gpu(reading) else ""
@@ -243,7 +248,7 @@ def _row(reading: DeviceReading, rank: RankRow | None, *, named: bool, terse: bo
         '<div class="ss-device" data-splatstudio="device"><div class="title"><span class="name">'
         f'<span class="color" style="background:{color}"></span><b>{title}</b>{model}</span>{cells}</div>'
         f'{_memory_bar(reading, color)}<div class="ss-small ss-spread">'
-        f'<span data-splatstudio="memory">{_memory_text(reading, terse)}</span>{figures}</div></div>'
+        f'<span data-splatstudio="memory">{memory}</span>{figures}</div></div>'
     )
 
 
@@ -258,12 +263,15 @@ def _memory_bar(reading: DeviceReading, color: str) -> str:
     )
 
 
-def _memory_text(reading: DeviceReading, terse: bool) -> str:
+def _memory_text(reading: DeviceReading, *, terse: bool, total_told: bool) -> str:
+    """Return a device's memory; `total_told`: its size and the unit stand above the rows."""
     ours, others, total = reading.memory_used_by_us, reading.memory_used_by_others, reading.memory_total
     if total is None or others is None:
         return f"Memory {NOT_AVAILABLE}"
     if ours is None:
         return f"{_gb(others)} of {_gb(total)} GB, this app {NOT_AVAILABLE}"
+    if total_told:
+        return f"{_gb(ours)} + {_gb(others)}"
     if terse:
         return f"{_gb(ours)} + {_gb(others)} of {_gb(total)} GB"
     return f"{_gb(ours)} GB this app, {_gb(others)} GB others, {_gb(total)} GB total"

@@ -142,6 +142,9 @@ class Navigation(Panel):
 _OWN_SETTINGS = """
 <div class="ss-own">
   <label>Fly speed <input type="range" data-own="speed" min="-4" max="4" step="0.25" value="0"></label>
+  <label>Colors <select data-own="theme">
+    <option value="dark">Dark</option><option value="light">Light</option>
+    <option value="system">As this computer</option></select></label>
   <label><input type="checkbox" data-own="axes" checked> Show the axes</label>
   <label><input type="checkbox" data-own="notify"> Notify me when a training ends</label>
 </div>

@@ -15,7 +15,7 @@ from splatstudio.gui.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css, note_htm
 
 PLOT_HEIGHT = 94
 PADDING = (8, 24, 0, 0)  # room for the topmost number, and for the last one
-GRID = "rgba(255,255,255,0.07)"
+GRID = "rgba(128,128,128,0.2)"  # on dark and light ground
 Ranges = tuple[tuple[float, float], tuple[float, float]]
 
 

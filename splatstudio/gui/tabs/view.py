@@ -215,10 +215,10 @@ def tile_html(
     badge = '<span class="badge">bad</span>' if bad else ""
     mark = '<span class="ss-muted">test</span>' if test else ""
     return (
-        f'<label class="ss-photo" for="{html.escape(button_id)}" title="{name}" data-photo="{name}"'
+        f'<label for="{html.escape(button_id)}"><div class="ss-photo" title="{name}" data-photo="{name}"'
         f' role="button" tabindex="0" aria-label="{said}" aria-pressed="{str(current).lower()}">'
         f'<div class="picture">{picture}{badge}</div><div class="color" style="background:{color}"></div>'
-        f'<div class="text"><div>{name}</div><div><span>{figure}</span>{mark}</div></div></label>'
+        f'<div class="text"><div>{name}</div><div><span>{figure}</span>{mark}</div></div></div></label>'
     )
 
 

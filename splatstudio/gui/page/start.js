@@ -1,0 +1,108 @@
+// What is dropped on the start page, or chosen there, is copied to the machine that runs splatstudio, and opened.
+(() => {
+  const block = 256 * 1024, ahead = 4 * 1024 * 1024;  // bytes of a message, and that the browser holds ready
+  const told = document.getElementById("drop-told"), bar = document.getElementById("drop-bar");
+  if (!told) return;
+  const {key, endpoint} = told.dataset;
+  let busy = false;
+
+  const say = text => { told.textContent = text; };
+  const hidden = path => path.split("/").some(part => part.startsWith("."));
+
+  // A folder tells its entries by and by, an empty list at the end.
+  const entriesOf = reader => new Promise((done, failed) => {
+    const found = [];
+    const next = () => reader.readEntries(some => {
+      found.push(...some);
+      some.length ? next() : done(found);
+    }, failed);
+    next();
+  });
+  const filesOf = async (entry, above, found) => {
+    const path = above + entry.name;
+    if (hidden(path)) return;
+    if (entry.isFile) found.push([path, await new Promise((done, failed) => entry.file(done, failed))]);
+    else for (const each of await entriesOf(entry.createReader())) await filesOf(each, path + "/", found);
+  };
+
+  const answer = line => new Promise((done, failed) => {
+    line.onmessage = event => {
+      const said = JSON.parse(event.data);
+      said.error ? failed(new Error(said.error)) : done(said);
+    };
+    line.onclose = () => failed(new Error("The line to splatstudio was cut: drop it again."));
+  });
+
+  const send = async (line, files, total) => {
+    let sent = 0;
+    for (const [path, file] of files)
+      for (let at = 0; at < file.size; at += block) {
+        line.send(await file.slice(at, at + block).arrayBuffer());
+        sent += Math.min(block, file.size - at);
+        while (line.bufferedAmount > ahead && line.readyState === 1) await new Promise(next => setTimeout(next, 20));
+        bar.value = total ? (sent - line.bufferedAmount) / total : 1;
+        say(`Copying ${path}`);
+      }
+  };
+
+  const copy = async files => {
+    if (busy) return;
+    busy = true;
+    bar.hidden = false;
+    const line = new WebSocket(`${location.origin.replace("http", "ws")}${endpoint}`);
+    try {
+      const taken = answer(line);
+      await Promise.race([new Promise(done => { line.onopen = done; }), taken]);
+      line.send(JSON.stringify({key, files: files.map(([path, file]) => [path, file.size])}));
+      await taken;
+      const done = answer(line);
+      done.catch(() => {});  // it is waited for below
+      const total = files.reduce((sum, [, file]) => sum + file.size, 0);
+      await Promise.race([send(line, files, total), done]);
+      const {opens, place} = await done;
+      say(opens ? `Opening ${place}` : `It lies in ${place}; something else is being opened.`);
+      if (opens) location.assign("/");
+    } catch (error) {
+      say(error.name === "NotFoundError" || error.name === "NotReadableError"
+        ? "A file cannot be read: is it still there?" : error.message);
+    } finally {
+      line.onclose = null;
+      line.close();
+      bar.hidden = true;
+      busy = false;
+    }
+  };
+
+  const dropped = async transfer => {
+    const files = [], plain = [...transfer.files];
+    const entries = [...transfer.items].map(item => item.webkitGetAsEntry?.()).filter(Boolean);
+    for (const entry of entries) await filesOf(entry, "", files);
+    return entries.length ? files : plain.map(file => [file.name, file]);
+  };
+
+  const carriesFiles = event => event.dataTransfer?.types.includes("Files");
+  addEventListener("dragover", event => {
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    document.documentElement.classList.add("over");
+  });
+  addEventListener("dragleave", event => {
+    if (!event.relatedTarget) document.documentElement.classList.remove("over");
+  });
+  addEventListener("drop", event => {
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    document.documentElement.classList.remove("over");
+    dropped(event.dataTransfer).then(copy, error => say(error.message));
+  });
+
+  for (const what of ["files", "folder"]) {
+    const input = document.getElementById(`drop-${what}`);
+    document.getElementById(`choose-${what}`).addEventListener("click", () => input.click());
+    input.addEventListener("change", () => {
+      const files = [...input.files].map(file => [file.webkitRelativePath || file.name, file]);
+      input.value = "";
+      copy(files.filter(([path]) => !hidden(path)));
+    });
+  }
+})();

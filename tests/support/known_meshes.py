@@ -48,7 +48,7 @@ class KnownMesh:
         assert camera.model == "pinhole"
         K, viewmat = torch.from_numpy(camera.K), torch.from_numpy(camera.viewmat)
         seen = self.mesh.vertices * scale @ viewmat[:3, :3].T + viewmat[:3, 3]
-        assert float(seen[:, 2].min()) > 0, "the camera stands outside"
+        assert float(seen[self.mesh.faces.unique(), 2].min()) > 0, "the camera stands before it"
         at = seen[:, :2] / seen[:, 2:] * K.diagonal()[:2] + K[:2, 2]
         inverse = torch.zeros(camera.height * camera.width, dtype=torch.float64)
         for faces in self.mesh.faces.split(2000):

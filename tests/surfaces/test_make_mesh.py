@@ -98,6 +98,21 @@ def test_a_camera_between_two_looks_where_both_look() -> None:
     assert list(cameras_between([one])) == []
 
 
+@pytest.mark.parametrize("size", [0.01, 100.0])
+def test_a_scene_of_two_centimeters_or_of_hundreds_of_meters_is_meshed_alike(
+    run: Path, made: MadeMesh, size: float
+) -> None:
+    to_other = np.diag([1 / size, 1 / size, 1 / size, 1.0])
+    model, scene = load_model(run), load_scene(run.parent / "scene")
+    model = replace(model, transform=model.transform @ to_other)
+    other = mesh_of_model(model, replace(scene, transform=scene.transform @ to_other), COARSE)
+    assert other.mesh.num_triangles == made.mesh.num_triangles
+    assert torch.allclose(other.mesh.vertices, size * made.mesh.vertices, rtol=1e-6, atol=1e-9 * size)
+    assert other.report.voxel_size == pytest.approx(size * made.report.voxel_size)
+    assert other.report.accuracy == pytest.approx(size * (made.report.accuracy or 0.0))
+    assert other.report.completeness == pytest.approx(made.report.completeness)
+
+
 def test_masks_leave_holes(run: Path, tmp_path: Path) -> None:
     import cv2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from splatstudio.models.exporter import refined_camera
 from splatstudio.models.model import ORBIT_DISTANCE, Model
 from splatstudio.rendering.mode_pictures import median_depth
 from splatstudio.rendering.render import RenderOptions, fastest_device, render
+from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces.tsdf import DepthView, points_seen
 
@@ -147,9 +147,8 @@ class ModelViews:
                 rgb = photographs.photo(number).rgb
                 pixel = survey.pixel * self._cameras[number].width / rgb.shape[1]
                 factor = min(1.0, PIXELS_A_TEXEL * pixel / texel)
-                size = [max(1, round(side * factor)) for side in rgb.shape[1::-1]]
-                rgb = cv2.resize(rgb, size, interpolation=cv2.INTER_AREA) if factor < 1.0 else rgb
-                view = replace(view, rgb=torch.from_numpy(rgb))
+                width, height = (max(1, round(side * factor)) for side in rgb.shape[1::-1])
+                view = replace(view, rgb=torch.from_numpy(scaled(rgb, width, height)))
             yield view
 
     def view(self, number: int) -> SurfaceView:

@@ -7,6 +7,7 @@ Interface Specification.
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
+from PIL import Image
 
 from splatstudio.files.durable import write_durably, write_parts_durably
 from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
@@ -67,9 +68,9 @@ def write_mesh(path: Path, mesh: Mesh) -> None:
 
 
 def _png(picture: np.ndarray) -> bytes:
-    done, data = cv2.imencode(".png", picture[..., ::-1])
-    assert done, "a picture of bytes can be encoded"
-    return data.tobytes()
+    data = io.BytesIO()
+    Image.fromarray(picture).save(data, format="PNG")
+    return data.getvalue()
 
 
 def _linear(colors: np.ndarray) -> np.ndarray:

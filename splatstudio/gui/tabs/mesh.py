@@ -47,47 +47,7 @@ class MeshSection(Panel):
             self._format = gui.add_dropdown("Mesh format", tuple(WRITERS))
             self._suggested = self._suggestion()
             self._path = gui.add_text("Mesh file", self._suggested, hint=FILE_HINT)
-            self._kind = gui.add_dropdown(
-                "Kind",
-                tuple(KINDS),
-                hint="Collision: coarse and closed. Ground: a rectangle named shadow_catcher.",
-            )
-            self._resolution = gui.add_number(
-                "Resolution",
-                RESOLUTION,
-                min=FEWEST,
-                max=MOST,
-                step=32,
-                hint="Voxels along the longest side, at most; fewer where photos or memory say so.",
-            )
-            self._triangles = gui.add_number(
-                "Triangles",
-                0,
-                min=0,
-                step=1000,
-                hint="About so many at most; 0: as many as there are.",
-            )
-            self._colors = gui.add_dropdown(
-                "Mesh colors",
-                tuple(COLORS),
-                hint="Green: three photos or more saw it, yellow: two, red: one.",
-            )
-            self._texture = gui.add_dropdown(
-                "Texture",
-                (NO_TEXTURE, "1024", "2048", "4096"),
-                hint="Of the photos in their full size, so many texels wide: for .glb and .obj.",
-            )
-            self._closed = gui.add_checkbox(
-                "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
-            )
-            for control, there in (
-                (self._resolution, True),
-                (self._triangles, can_simplify()),
-                (self._colors, True),
-                (self._texture, can_unwrap()),
-                (self._closed, True),
-            ):
-                self.keep(control, visible=lambda there=there: there and KINDS[self._kind.value] != "ground")
+            self._add_choices()
             self.button("Make mesh", lambda _: self._start(), ACCENT)
             self.add(TaskBar(page, MESH))
             self._report = gui.add_html("", visible=False)
@@ -103,6 +63,51 @@ class MeshSection(Panel):
         self._drawn: viser.GlbHandle | None = None
         when_user(self._look, lambda client, look: self._show())
         self._format.on_update(lambda _: self._choose())
+
+    def _add_choices(self) -> None:
+        """Add what can be chosen of the mesh; what its kind or this installation leaves out is hidden."""
+        gui = self.gui
+        self._kind = gui.add_dropdown(
+            "Kind",
+            tuple(KINDS),
+            hint="Collision: coarse and closed. Ground: a rectangle named shadow_catcher.",
+        )
+        self._resolution = gui.add_number(
+            "Resolution",
+            RESOLUTION,
+            min=FEWEST,
+            max=MOST,
+            step=32,
+            hint="Voxels along the longest side, at most; fewer where photos or memory say so.",
+        )
+        self._triangles = gui.add_number(
+            "Triangles",
+            0,
+            min=0,
+            step=1000,
+            hint="About so many at most; 0: as many as there are.",
+        )
+        self._colors = gui.add_dropdown(
+            "Mesh colors",
+            tuple(COLORS),
+            hint="Green: three photos or more saw it, yellow: two, red: one.",
+        )
+        self._texture = gui.add_dropdown(
+            "Texture",
+            (NO_TEXTURE, "1024", "2048", "4096"),
+            hint="Of the photos in their full size, so many texels wide: for .glb and .obj.",
+        )
+        self._closed = gui.add_checkbox(
+            "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
+        )
+        for control, there in (
+            (self._resolution, True),
+            (self._triangles, can_simplify()),
+            (self._colors, True),
+            (self._texture, can_unwrap()),
+            (self._closed, True),
+        ):
+            self.keep(control, visible=lambda there=there: there and KINDS[self._kind.value] != "ground")
 
     def refresh(self) -> None:
         """Let the suggested name follow the step."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from blob_models import blobs
 from glb_reading import read_glb
+from known_meshes import known_mesh
 from traced_shapes import SOLIDS, cameras_around, f_score, paint, write_traced_scene
 
 import splatstudio as ss
@@ -52,6 +53,15 @@ def test_a_trained_sphere_comes_back_in_the_units_of_its_files(made: MadeMesh) -
     score, chamfer = f_score(unit, SPHERE)
     assert score > 0.9 and chamfer < 0.01, (score, chamfer)
     assert np.allclose(report.size, 2 * SIZE, rtol=0.1)
+
+
+def test_a_known_mesh_comes_back_from_its_photographs(tmp_path: Path) -> None:
+    spot = known_mesh("spot")
+    scene = write_traced_scene(tmp_path / "scene", spot, num=6, pixels=128)
+    trained = ss.train(scene, run_dir=tmp_path / "run", preset="surface", steps=500, test_every=0, seed=1)
+    again = mesh_of_model(trained, load_scene(scene), MeshOptions(resolution=64))
+    score, chamfer = f_score(again.mesh, spot)
+    assert score > 0.9 and chamfer < 0.005, (score, chamfer)
 
 
 def test_the_report_says_what_is_true(made: MadeMesh) -> None:

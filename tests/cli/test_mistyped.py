@@ -44,7 +44,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
         ("train SCENE --optim.means-lr fast", "--optim.means-lr must be a number, not fast;"),
         (
             "train SCENE --preset slow",
-            "--preset must be one of preview, default, quality, mcmc, fast, not slow;",
+            "--preset must be one of preview, default, quality, mcmc, fast, surface, not slow;",
         ),
         ("train SCENE --max-splats many", "--max-splats must be a whole number or auto, not many;"),
         ("train SCENE --eval-steps 10 x", "--eval-steps must be whole numbers, not 10 x;"),

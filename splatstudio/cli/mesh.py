@@ -12,6 +12,7 @@ from splatstudio.cli.json_output import CommandResult
 from splatstudio.cli.options import IN_THE_FILES, MeshPlace
 from splatstudio.cli.overview import say_starting
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
 
 
@@ -20,6 +21,7 @@ def mesh(
     /,
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     shape: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
+    trim: OmitArgPrefixes[Trim] = KEEP_ALL,
     place: OmitArgPrefixes[MeshPlace] = IN_THE_FILES,
     overwrite: bool = False,
     json: bool = False,
@@ -32,12 +34,15 @@ def mesh(
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
         output: The file to write; its ending says the format: .glb (glTF), .obj, .ply or .stl.
         shape: How fine the mesh is, and what is done to it.
+        trim: What to leave out; a crop box is in the coordinates of the scene's files.
         place: Where it lies, and which photographs look at it.
         overwrite: Replace files that are there already.
         json: Print the report as one JSON object, and all else to standard error.
     """
     shape.check()
-    task = MeshTask(path, output, shape, place.scene, place.images, place.upright)
+    task = MeshTask(
+        path, output, shape, place.scene, place.images, place.upright, trim=trim, box_in_files=True
+    )
     for written in task.files:
         refuse_existing(written, overwrite)
     refuse_unwritable(output)

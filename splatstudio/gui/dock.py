@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import io
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +40,7 @@ from splatstudio.training.time_plan import (
 )
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
+REST_SECONDS = 1.0  # that a button is there before it can be pressed, where it comes by itself
 MERGE = "merge parts"  # the kind of the task that merges a part with the others
 
 # What becomes of the training while another model is in the view.
@@ -396,11 +398,12 @@ class StatusPanel(Panel):
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
         start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
+        self._restful_from: float | None = None  # when "Start over" may be pressed; None: it is not there
         running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
         if can_train:
             self.add(TimeBar(page))
-        self.keep(start_over, visible=lambda: controller.can_start_over)
+        self.keep(start_over, visible=lambda: controller.can_start_over, disabled=lambda: not self._rests())
         self.keep(running, visible=lambda: controller.can_order)
         self.add(PlateauBar(page))
         if can_train:
@@ -418,6 +421,22 @@ class StatusPanel(Panel):
             self.controller.train_more(self._more.value)
         else:
             self.controller.press_primary()
+
+    def _rests(self) -> bool:
+        """Return whether "Start over" has been there for a while.
+
+        It comes when a training ends, where another button was, which somebody may be about to press.
+        """
+        if not self.controller.can_start_over:
+            self._restful_from = None
+            return False
+        now = time.monotonic()
+        if self._restful_from is None:
+            self._restful_from = now + REST_SECONDS
+            timer = threading.Timer(REST_SECONDS, lambda: self.page.changed(self))
+            timer.daemon = True
+            timer.start()
+        return now >= self._restful_from
 
     def look(self) -> None:
         """Look for the files beside a part."""

@@ -14,6 +14,7 @@ from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.placement import export_transform, knows_no_scene
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.free_memory import free_memory
+from splatstudio.gaussians.trimming import Trim, trimmed
 from splatstudio.models.model import Model, load_model, origin_of, scene_shown_by
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
@@ -95,8 +96,16 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
         scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
         if options.texture is not None:
             photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
+    if task.box_in_files and task.trim.crop is not None:
+        model = model.in_frame(np.eye(4))
+    model = replace(model, gaussians=trimmed(model.gaussians, task.trim))
     made = mesh_of_model(
-        model, scene, options, photographs=photographs, upright=task.upright, on_progress=on_progress
+        model,
+        None if scene is None else _with_points_in(scene, model, task.trim),
+        options,
+        photographs=photographs,
+        upright=task.upright,
+        on_progress=on_progress,
     )
     on_progress(0, 0, f"writing {task.output.name}")
     write_mesh(task.output, made.mesh)
@@ -107,6 +116,17 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
             file.unlink(missing_ok=True)
         raise
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)
+
+
+def _with_points_in(scene: Scene, model: Model, trim: Trim) -> Scene:
+    """Return the scene with the sparse points alone that lie in the box of `trim`, in the model's frame."""
+    if trim.crop is None or not len(scene.points):
+        return scene
+    to_model = model.transform @ np.linalg.inv(scene.transform)
+    points = np.asarray(scene.points, np.float64) @ to_model[:3, :3].T + to_model[:3, 3]
+    corners = np.reshape(trim.crop, (2, 3))
+    inside = ((points >= corners.min(axis=0)) & (points <= corners.max(axis=0))).all(axis=1)
+    return replace(scene, points=scene.points[inside])
 
 
 def refuse_options(options: MeshOptions) -> None:

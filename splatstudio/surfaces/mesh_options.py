@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+
 MeshPreset = Literal["collision", "ground"]
 MeshColors = Literal["photographs", "reliability", "none"]
 RESOLUTION = 512
@@ -105,7 +107,8 @@ class MeshTask:
     """Which model becomes a mesh, and where that goes.
 
     `path` is a run, a checkpoint or a file of splats; `scene` and `images` name its scene where it is another
-    one than that of its training.
+    one than that of its training. What `trim` leaves out has no surface; its box is in the model's frame, or
+    in the coordinates of the scene's files.
     """
 
     path: Path
@@ -114,6 +117,8 @@ class MeshTask:
     scene: Path | None = None
     images: str = ""
     upright: bool = False
+    trim: Trim = KEEP_ALL
+    box_in_files: bool = False
 
     @property
     def files(self) -> tuple[Path, ...]:

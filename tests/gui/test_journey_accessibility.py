@@ -80,7 +80,7 @@ def test_the_start_page_can_be_read_and_used_without_a_mouse(
     for theme in THEMES:
         tab.goto(start_page.url)
         tab.get_by_label("Colors").select_option(theme)
-        tab.wait_for_function("wanted => document.documentElement.dataset.ssTheme === wanted", arg=theme)
+        tab.locator(f"html[data-ss-theme={theme}]").wait_for(state="attached")
         for path in ("/", "/browse", f"/run?folder={saved_run}", f"/compare?folder={saved_run}", "/nowhere"):
             tab.goto(start_page.url.partition("/?")[0] + path)
             assert tab.evaluate("document.documentElement.dataset.ssTheme") == theme, "it is remembered"
@@ -147,6 +147,30 @@ def test_the_keyboard_reaches_every_control_of_a_tab(open_page: Open, saved_run:
         "window.usable.filter(each => !window.reached.has(each)).map(each => each.outerHTML)"
     )
     assert missed == []
+
+
+def test_a_list_that_the_keyboard_comes_to_opens_when_it_is_asked_to(
+    open_page: Open, saved_run: Path
+) -> None:
+    screen = open_page(saved_run, width=1160, height=700)
+    page = screen.page
+    screen.tab("Render")
+    open_folders(screen)
+    field = page.get_by_label("Format", exact=True).locator("visible=true").first
+    field.scroll_into_view_if_needed()
+
+    def is_open() -> bool:
+        return field.get_attribute("aria-expanded") == "true"
+
+    page.get_by_role("tab", name="Render").focus()
+    screen.wait(
+        lambda: page.keyboard.press("Tab") or field.evaluate("e => e === document.activeElement"), "there"
+    )
+    screen.wait(lambda: not is_open(), "nothing lies over what comes next")
+    page.keyboard.press("ArrowDown")
+    screen.wait(is_open, "the list opens")
+    page.keyboard.press("Escape")
+    assert screen.errors == []
 
 
 def test_a_theme_is_chosen_by_browser_and_remembered(open_page: Open, saved_run: Path) -> None:

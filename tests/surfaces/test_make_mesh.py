@@ -17,6 +17,7 @@ from known_meshes import known_mesh
 from traced_shapes import SOLIDS, cameras_around, f_score, paint, write_traced_scene
 
 import splatstudio as ss
+from splatstudio.gaussians.trimming import Trim
 from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
 from splatstudio.surfaces import make_mesh
@@ -121,6 +122,23 @@ def test_a_scene_of_two_centimeters_or_of_hundreds_of_meters_is_meshed_alike(
     assert other.report.voxel_size == pytest.approx(size * made.report.voxel_size)
     assert other.report.accuracy == pytest.approx(size * (made.report.accuracy or 0.0))
     assert other.report.completeness == pytest.approx(made.report.completeness)
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_what_is_cropped_has_no_surface_and_its_points_do_not_count(
+    run: Path, tmp_path: Path, in_files: bool
+) -> None:
+    means = load_model(run).gaussians.means
+    low, high = means.amin(dim=0), means.amax(dim=0)
+    low[2] = (low[2] + high[2]) / 2
+    corners = [-9.0, -9.0, 0.0, 9.0, 9.0, 9.0] if in_files else [*low.tolist(), *high.tolist()]
+    trim = Trim(crop=tuple(corners))  # type: ignore[arg-type]
+    report = mesh_of_task(
+        MeshTask(run, tmp_path / "half.obj", COARSE, trim=trim, box_in_files=in_files)
+    ).report
+    assert not in_files or (report.size[2] < 0.7 * 2 * SIZE and report.size[0] > 0.8 * 2 * SIZE)
+    assert report.completeness is not None and report.completeness > 0.9, "the other half is not missed"
+    assert 500 < report.sparse_points < 1000
 
 
 def test_masks_leave_holes(run: Path, tmp_path: Path) -> None:

@@ -20,6 +20,16 @@
     }
   };
 
+  // A list opens when the keyboard comes to it, over what comes next: it opens by Enter or an arrow, as others do.
+  let byKeyboard = false;
+  addEventListener("keydown", event => { byKeyboard = event.key === "Tab"; }, true);
+  addEventListener("pointerdown", () => { byKeyboard = false; }, true);
+  addEventListener("focusin", ({target}) => {
+    if (!byKeyboard || !target.matches?.("input[aria-haspopup=listbox]")) return;
+    const close = () => target.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", code: "Escape", bubbles: true}));
+    requestAnimationFrame(() => { if (target.getAttribute("aria-expanded") === "true") close(); });
+  }, true);
+
   // A folder's title is a box that hears clicks.
   const openFolders = () => {
     for (const mark of document.querySelectorAll(

@@ -57,7 +57,7 @@ class ExportPanel(Panel):
         )
         export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)
         self.add(TaskBar(page, Export))
-        self.add(MeshSection(page))
+        self.add(MeshSection(page, lambda: self._trim.trim))
         self._sh_degree = self.controller.project.config.sh_degree  # until a model is loaded
         self._written: Exported | None = None
         self._format.on_update(lambda _: self._choose())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import viser
 
+from splatstudio.gaussians.trimming import Trim
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel, when_user
 from splatstudio.gui.theme import ACCENT, note_html, table_html
@@ -40,8 +42,10 @@ COLORS: dict[str, MeshColors] = {
 class MeshSection(Panel):
     """What the mesh shall be like, the button, how far it is, and the report on the one that was made."""
 
-    def __init__(self, page: Page):
+    def __init__(self, page: Page, trim: Callable[[], Trim]):
+        """Leave out of the mesh what `trim` says, as the rest of the tab does."""
         super().__init__(page)
+        self._trim = trim
         gui = self.gui
         with gui.add_folder("Mesh", expand_by_default=False):
             self._format = gui.add_dropdown("Mesh format", tuple(WRITERS))
@@ -57,6 +61,11 @@ class MeshSection(Panel):
                 hint="The mesh over the splats: as it is colored, or green where three photos or more"
                 " saw it, yellow where two did, red where it is guessed.",
                 visible=False,
+            )
+            legend = "Green: three photos or more saw it. Yellow: two. Red: one, or it is guessed."
+            self.keep(
+                gui.add_html(note_html(legend), visible=False),
+                visible=lambda: self._look.visible and LOOKS[self._look.value] == "reliability",
             )
         self._made: WrittenMesh | None = None
         self._step = 0  # of the training, when it was made
@@ -156,7 +165,7 @@ class MeshSection(Panel):
         options = self._options()
         options.check()
         check_mesh_output(typed, textured=options.texture is not None)
-        mesh = MeshTask(model, self.page.free(typed), options)
+        mesh = MeshTask(model, self.page.free(typed), options, trim=self._trim())
         for file in mesh.files[2:]:  # of a texture: they follow the name of the mesh
             if file.exists():
                 raise ValueError(

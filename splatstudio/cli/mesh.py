@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +49,15 @@ def mesh(
     refuse_unwritable(output)
     say_starting()
     from splatstudio.cli.terminal import console, print_part, stage_progress
+    from splatstudio.runtime.launched import launched_rank
     from splatstudio.surfaces.make_mesh import mesh_of_task
 
+    launched = launched_rank(os.environ)
+    if launched is not None and launched.num_ranks > 1:
+        raise ValueError(
+            "a mesh is made by one process, which joins what several ranks have saved: start splatstudio mesh"
+            " without torchrun or srun; nothing was written"
+        )
     print_part(path, "Use splatstudio merge.")
     with stage_progress() as report:
         written = mesh_of_task(task, report)

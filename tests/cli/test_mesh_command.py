@@ -41,6 +41,23 @@ def test_the_report_is_one_json_object(run: Path, tmp_path: Path, command_stream
     assert code == 0 and told == {"output": str(tmp_path / "model.glb"), **written}
 
 
+def test_several_processes_do_not_write_one_file(
+    run: Path, tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    for name, value in (launcher | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
+        monkeypatch.setenv(name, value)
+    code, told = command("mesh", run, "-o", tmp_path / "model.glb")
+    assert code == 2 and "a mesh is made by one process" in told
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_made_is_one_sentence(run: Path, tmp_path: Path, command: CommandLine) -> None:
     for arguments, sentence in (
         ((run, "-o", tmp_path / "model.splat"), "a mesh ends in .glb, .obj, .ply or .stl"),

@@ -96,12 +96,13 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
         scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
         if options.texture is not None:
             photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
-    if task.box_in_files and task.trim.crop is not None:
-        model = model.in_frame(np.eye(4))
-    model = replace(model, gaussians=trimmed(model.gaussians, task.trim))
+    own = model.transform
+    frame = np.eye(4) if task.box_in_files and task.trim.crop is not None else own
+    model = model.in_frame(frame)
+    model = replace(model, gaussians=trimmed(model.gaussians, task.trim)).in_frame(own)
     made = mesh_of_model(
         model,
-        None if scene is None else _with_points_in(scene, model, task.trim),
+        None if scene is None else _with_points_in(scene, frame, task.trim),
         options,
         photographs=photographs,
         upright=task.upright,
@@ -118,12 +119,15 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)
 
 
-def _with_points_in(scene: Scene, model: Model, trim: Trim) -> Scene:
-    """Return the scene with the sparse points alone that lie in the box of `trim`, in the model's frame."""
+def _with_points_in(scene: Scene, frame: np.ndarray, trim: Trim) -> Scene:
+    """Return the scene with the sparse points alone that lie in the box of `trim`.
+
+    `frame` [4, 4] leads from the coordinates of the scene's files to those of the box.
+    """
     if trim.crop is None or not len(scene.points):
         return scene
-    to_model = model.transform @ np.linalg.inv(scene.transform)
-    points = np.asarray(scene.points, np.float64) @ to_model[:3, :3].T + to_model[:3, 3]
+    to_box = frame @ np.linalg.inv(scene.transform)
+    points = np.asarray(scene.points, np.float64) @ to_box[:3, :3].T + to_box[:3, 3]
     corners = np.reshape(trim.crop, (2, 3))
     inside = ((points >= corners.min(axis=0)) & (points <= corners.max(axis=0))).all(axis=1)
     return replace(scene, points=scene.points[inside])

@@ -40,7 +40,7 @@ from splatstudio.training.time_plan import (
 )
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
-REST_SECONDS = 1.0  # that a button is there before it can be pressed, where it comes by itself
+REST_SECONDS = 1.0
 MERGE = "merge parts"  # the kind of the task that merges a part with the others
 
 # What becomes of the training while another model is in the view.
@@ -372,6 +372,26 @@ class HomeBar(Panel):
         self._asked = False
 
 
+class Rest:
+    """The time for which a button that has come by itself cannot be pressed yet: REST_SECONDS."""
+
+    def __init__(self, ended: Callable[[], object]):
+        """Call `ended` when the time is over, from another thread."""
+        self._ended = ended
+        self._until: float | None = None  # None: the button is not there
+
+    def is_over(self, there: bool) -> bool:
+        """Return whether the button, which is `there` or not now, has been there for so long."""
+        now = time.monotonic()
+        if there and self._until is None:
+            self._until = now + REST_SECONDS
+            timer = threading.Timer(REST_SECONDS, self._ended)
+            timer.daemon = True
+            timer.start()
+        self._until = self._until if there else None
+        return self._until is not None and now >= self._until
+
+
 class StatusPanel(Panel):
     """Name, state, figures, progress bar, and the buttons that steer the training."""
 
@@ -398,12 +418,17 @@ class StatusPanel(Panel):
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
         start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
-        self._restful_from: float | None = None  # when "Start over" may be pressed; None: it is not there
+        # It comes when a training ends, where another button was, which somebody may be about to press.
+        rest = Rest(lambda: page.changed(self))
         running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
         if can_train:
             self.add(TimeBar(page))
-        self.keep(start_over, visible=lambda: controller.can_start_over, disabled=lambda: not self._rests())
+        self.keep(
+            start_over,
+            visible=lambda: controller.can_start_over,
+            disabled=lambda: not rest.is_over(controller.can_start_over),
+        )
         self.keep(running, visible=lambda: controller.can_order)
         self.add(PlateauBar(page))
         if can_train:
@@ -421,22 +446,6 @@ class StatusPanel(Panel):
             self.controller.train_more(self._more.value)
         else:
             self.controller.press_primary()
-
-    def _rests(self) -> bool:
-        """Return whether "Start over" has been there for a while.
-
-        It comes when a training ends, where another button was, which somebody may be about to press.
-        """
-        if not self.controller.can_start_over:
-            self._restful_from = None
-            return False
-        now = time.monotonic()
-        if self._restful_from is None:
-            self._restful_from = now + REST_SECONDS
-            timer = threading.Timer(REST_SECONDS, lambda: self.page.changed(self))
-            timer.daemon = True
-            timer.start()
-        return now >= self._restful_from
 
     def look(self) -> None:
         """Look for the files beside a part."""

@@ -17,7 +17,7 @@ from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app, dock
 from splatstudio.gui.amounts import size
-from splatstudio.gui.dock import TimeBar, header_html, part_html, suggested_steps
+from splatstudio.gui.dock import Rest, TimeBar, header_html, part_html, suggested_steps
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
@@ -52,6 +52,15 @@ def test_as_many_steps_again_are_proposed_but_not_for_days() -> None:
 def test_numbers_are_said_as_people_say_them() -> None:
     assert [duration(s) for s in (None, 7, 65, 3700, math.inf)] == ["–", "7 s", "1:05 min", "1:01 h", "–"]
     assert [size(n) for n in (12, 45_000, 1_234_567, 2.5e9)] == ["12 B", "45 kB", "1.2 MB", "2.50 GB"]
+
+
+def test_a_button_that_comes_by_itself_cannot_be_pressed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dock, "REST_SECONDS", 0.05)
+    ended = threading.Event()
+    rest = Rest(ended.set)
+    assert not rest.is_over(there=False) and not rest.is_over(there=True)
+    assert ended.wait(60) and rest.is_over(there=True)
+    assert not rest.is_over(there=False) and not rest.is_over(there=True), "each time that it comes"
 
 
 @pytest.fixture

@@ -13,12 +13,15 @@ from splatstudio.runtime import messages
 from splatstudio.runtime.root_cause import MEMORY, Cause
 from splatstudio.runtime.tasks import output_of
 
+# Of these nothing is known before they are done; the others hold from the moment they are begun with.
+HOLD_WHEN_DONE = (messages.UpdateSettings, messages.SetCap, messages.Step)
+
 LIMIT = "densify.max_gaussians"
 ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterward
 
 
 class CommandReplay:
-    """The orders that still hold, and those that no process has begun with: they are the next one's.
+    """The orders that still hold, and those that no process has carried out: they are the next one's.
 
     What the training is at, as far as the worker has obeyed: whether it was started, stands still, or is to
     at some step; the live settings; the newest view of each browser. Methods may be called from any thread.
@@ -84,6 +87,11 @@ class CommandReplay:
                 self._take_receipt(event)
             elif isinstance(event, messages.PausesAt):
                 self._pause_at = event.step
+                self._begun = {
+                    number: order
+                    for number, order in self._begun.items()
+                    if not isinstance(order, messages.Step)
+                }
             elif isinstance(event, (messages.Progress, messages.Started)):
                 self._num_gaussians = event.num_gaussians
             elif isinstance(event, messages.SettingChanged):
@@ -125,7 +133,8 @@ class CommandReplay:
             orders: list[messages.Command] = [messages.Start(self._pause_at)] if self._started else []
             if self._started and self._paused:
                 orders.append(messages.Stop() if self._stopped else messages.Pause())
-            for order in self._waiting.values():
+            half_done = [order for order in self._begun.values() if isinstance(order, HOLD_WHEN_DONE)]
+            for order in (*half_done, *self._waiting.values()):
                 if isinstance(order, messages.Save) and self._started:
                     told.append(
                         messages.Warned("Not saved: the background process ended before it had begun to.")

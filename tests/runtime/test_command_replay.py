@@ -107,6 +107,22 @@ def test_what_no_process_has_begun_with_is_given_to_the_next_in_order(tmp_path: 
     assert again(orders) == [messages.Start(), messages.Pause(), *sent[2:]]
 
 
+def test_what_was_not_done_when_the_process_died_is_done_by_the_next() -> None:
+    for order in (messages.UpdateSettings((("a", 1),)), messages.SetCap(7), messages.Step(3)):
+        orders = after(messages.Start())
+        number = orders.sent(order)
+        orders.heard(messages.Receipt(number, done=False))
+        assert again(orders) == [messages.Start(), order]
+        assert again(after(messages.Start(), order)) == [messages.Start()]
+
+
+def test_steps_whose_end_is_known_are_not_begun_again() -> None:
+    orders = after(messages.Start())
+    orders.heard(messages.Receipt(orders.sent(messages.Step(3)), done=False))
+    orders.heard(messages.PausesAt(15))
+    assert again(orders) == [messages.Start(pause_at=15)]
+
+
 def test_a_state_told_before_an_order_arrived_does_not_undo_it() -> None:
     orders = after(messages.Start())
     orders.sent(messages.Pause())

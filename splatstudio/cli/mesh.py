@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.cli.json_output import CommandResult
-from splatstudio.cli.options import IN_THE_FILES, MeshPlace
+from splatstudio.cli.options import IN_THE_FILES, ONE_RANK, MeshPlace, MeshRanks
 from splatstudio.cli.overview import say_starting
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
+
+if TYPE_CHECKING:
+    from splatstudio.surfaces.make_mesh import Progress, WrittenMesh
 
 
 def mesh(
@@ -24,6 +27,7 @@ def mesh(
     shape: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
     place: OmitArgPrefixes[MeshPlace] = IN_THE_FILES,
+    processes: OmitArgPrefixes[MeshRanks] = ONE_RANK,
     overwrite: bool = False,
     json: bool = False,
 ) -> int | CommandResult:
@@ -37,6 +41,7 @@ def mesh(
         shape: How fine the mesh is, and what is done to it.
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
         place: Where it lies, and which photographs look at it.
+        processes: How many make it.
         overwrite: Replace files that are there already.
         json: Print the report as one JSON object, and all else to standard error.
     """
@@ -49,18 +54,12 @@ def mesh(
     refuse_unwritable(output)
     say_starting()
     from splatstudio.cli.terminal import console, print_part, stage_progress
-    from splatstudio.runtime.launched import launched_rank
-    from splatstudio.surfaces.make_mesh import mesh_of_task
 
-    launched = launched_rank(os.environ)
-    if launched is not None and launched.num_ranks > 1:
-        raise ValueError(
-            "a mesh is made by one process, which joins what several ranks have saved: start splatstudio mesh"
-            " without torchrun or srun; nothing was written"
-        )
     print_part(path, "Use splatstudio merge.")
     with stage_progress() as report:
-        written = mesh_of_task(task, report)
+        written = _written(task, processes, report)
+    if written is None:
+        return 0
     if json:
         return CommandResult(0, {"output": str(written.output), **written.report.values})
     width = max(len(name) for name, _ in written.report.rows)
@@ -70,3 +69,20 @@ def mesh(
         console.print(note, style="yellow", markup=False)
     console.print(f"Written to {written.output}, with its report in {written.report_file.name}", markup=False)
     return 0
+
+
+def _written(task: MeshTask, processes: MeshRanks, report: Progress) -> WrittenMesh | None:
+    """Make the mesh with all processes; None: another one of them writes it."""
+    from splatstudio.runtime.launched import launched_rank
+    from splatstudio.runtime.mesh_ranks import mesh_by_processes, mesh_launched
+    from splatstudio.surfaces.make_mesh import mesh_of_task
+    from splatstudio.training.device_options import DeviceOptions
+
+    launched = launched_rank(os.environ)
+    if launched is not None and launched.num_ranks > 1:
+        if processes != ONE_RANK:
+            raise ValueError("torchrun or Slurm says how many ranks there are: omit --gpus and --ranks")
+        return mesh_launched(launched, task, report)
+    if processes == ONE_RANK:
+        return mesh_of_task(task, report)
+    return mesh_by_processes(task, DeviceOptions(processes.gpus, processes.ranks).chosen(), report)

@@ -216,6 +216,22 @@ class MeshPlace:
 IN_THE_FILES = MeshPlace()
 
 
+@dataclass(frozen=True)
+class MeshRanks:
+    """Which processes make a mesh together, each with its own blocks of it.
+
+    Args:
+        gpus: Numbers of the GPUs that draw, one process each, as 0,1, or all; one by default.
+        ranks: Make it on the CPU, in this many processes, which share its cores.
+    """
+
+    gpus: str | None = None
+    ranks: int | None = None
+
+
+ONE_RANK = MeshRanks()
+
+
 TOKEN_VARIABLE = "SPLATSTUDIO_TOKEN"
 
 

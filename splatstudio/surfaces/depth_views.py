@@ -13,6 +13,7 @@ from torch.nn import functional
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.cameras.camera_path import orbit
 from splatstudio.cameras.placement import knows_no_scene
+from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.models.exporter import refined_camera
 from splatstudio.models.model import ORBIT_DISTANCE, Model
@@ -59,14 +60,24 @@ class Survey:
 class ModelViews:
     """The views of a model: as many as there are cameras, each drawn when it is asked for.
 
-    What has been drawn is kept while it takes `room` bytes at most.
+    What has been drawn is kept while it takes `room` bytes at most. Several ranks, which hold the same model,
+    draw in turns: what yields views is called by all of them, and yields the same ones to each.
     """
 
-    def __init__(self, model: Model, scene: Scene | None, room: int, *, between: bool = False):
+    def __init__(
+        self,
+        model: Model,
+        scene: Scene | None,
+        room: int,
+        *,
+        between: bool = False,
+        ranks: Ranks = ALONE,
+    ):
         """Draw `model` where the photographs of `scene` were taken; None: from an orbit around it.
 
         `between`: its depth also halfway between photographs.
         """
+        self._ranks = ranks
         self._gaussians: Gaussians = model.gaussians.to(fastest_device())
         self._options: RenderOptions = model.options
         self._scene, self._room = scene, room
@@ -91,11 +102,15 @@ class ModelViews:
     def survey(self, on_view: Callable[[int], object] = lambda number: None) -> Survey | None:
         """Look at small pictures of all views; None: nothing is seen in any."""
         points, depths, sizes = [], [], []
-        for number, camera in enumerate(self._cameras):
-            factor = min(1.0, SURVEY_PIXELS / max(camera.width, camera.height))
-            small = _resized(camera, factor)
-            depth = median_depth(self._gaussians, small, self._options).cpu()
-            points.append(points_seen(DepthView(small, depth)))
+        small = [_no_longer_than(SURVEY_PIXELS, camera) for camera in self._cameras]
+
+        def drawn(number: int) -> Tensor:
+            return median_depth(self._gaussians, small[number], self._options).cpu()
+
+        for number, (camera, depth) in enumerate(
+            zip(self._cameras, self._in_turns(small, drawn), strict=True)
+        ):
+            points.append(points_seen(DepthView(small[number], depth)))
             depth = depth[(depth > 0) & depth.isfinite()]
             depths.append(depth.double())
             sizes.append(depth.double() / max(camera.K[0, 0], camera.K[1, 1]))
@@ -125,16 +140,32 @@ class ModelViews:
 
     def depths(self) -> Iterator[DepthView]:
         """Yield the depth of one view after the other, then that of those between them."""
-        for number in range(len(self)):
-            yield self.view(number).depth_view
-        for camera in self._between:
-            small = _resized(camera, self._factor)
-            yield DepthView(small, self._near_depth(small))
+        cameras = self._depth_cameras()
+        for camera, depth in zip(cameras, self._in_turns(cameras, self._depth), strict=True):
+            yield DepthView(camera, depth)
+
+    def own_depths(self) -> Iterator[DepthView]:
+        """Yield those of the `depths` that this rank draws."""
+        cameras = self._depth_cameras()
+        for number in range(self._ranks.rank, len(cameras), self._ranks.num_ranks):
+            yield DepthView(cameras[number], self._depth(number))
 
     def all(self) -> Iterator[SurfaceView]:
         """Yield one view after the other."""
-        for number in range(len(self)):
-            yield self.view(number)
+        cameras = self._depth_cameras()[: len(self)]
+        planes = self._in_turns(cameras, lambda number: _planes(self.view(number)))
+        for camera, four in zip(cameras, planes, strict=True):
+            rgb = four[..., 4:]
+            depth = four[..., :4].contiguous().view(torch.float32)[..., 0]
+            yield SurfaceView(DepthView(camera, depth), rgb)
+
+    def _depth_cameras(self) -> list[Camera]:
+        return [_resized(camera, self._factor) for camera in (*self._cameras, *self._between)]
+
+    def _depth(self, number: int) -> Tensor:
+        if number < len(self):
+            return self.view(number).depth_view.depth
+        return self._near_depth(_resized(self._between[number - len(self)], self._factor))
 
     def pictures(self, photographs: Scene | None, survey: Survey, texel: float) -> Iterator[SurfaceView]:
         """Yield the views with the pictures of `photographs`, the scene in another size; None: their own.
@@ -160,6 +191,18 @@ class ModelViews:
                 return drawn
             self._kept[number] = drawn
         return self._kept[number]
+
+    def _in_turns(self, cameras: Sequence[Camera], draw: Callable[[int], Tensor]) -> Iterator[Tensor]:
+        """Yield draw(0), draw(1) and so on, which are pictures [H, W, ...] of `cameras`.
+
+        Each is drawn by one rank and given to all.
+        """
+        num = self._ranks.num_ranks
+        for first in range(0, len(cameras), num):
+            own = draw(min(first + self._ranks.rank, len(cameras) - 1))  # past the end nobody takes it
+            pictures = self._ranks.all_gather(own.flatten())
+            for camera, picture in zip(cameras[first : first + num], pictures, strict=False):
+                yield picture.view(camera.height, camera.width, *own.shape[2:])
 
     def _near_depth(self, camera: Camera) -> Tensor:
         """Return the median depth that a camera sees, [H, W]; 0 where that is too far away."""
@@ -203,6 +246,16 @@ def cameras_between(cameras: Sequence[Camera]) -> Iterator[Camera]:
             continue
         viewmat = look_at(middle, middle + a[2, :3] + b[2, :3], -(a[1, :3] + b[1, :3]))
         yield replace(cameras[one], viewmat=viewmat)
+
+
+def _planes(view: SurfaceView) -> Tensor:
+    """Return the bytes of the depth of each pixel, and its color, [H, W, 7] uint8."""
+    depth = view.depth_view.depth.contiguous()
+    return torch.cat([depth[..., None].view(torch.uint8), view.rgb], dim=-1)
+
+
+def _no_longer_than(pixels: int, camera: Camera) -> Camera:
+    return _resized(camera, min(1.0, pixels / max(camera.width, camera.height)))
 
 
 def _resized(camera: Camera, factor: float) -> Camera:

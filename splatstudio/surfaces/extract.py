@@ -7,8 +7,11 @@ are cut into triangles. A face's two cubes agree on it, so that the surface has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,6 +121,19 @@ def _local_index(length: int) -> tuple[Tensor, Tensor]:
     return neighbor, (x % BLOCK * BLOCK + y % BLOCK) * BLOCK + z % BLOCK
 
 
+@dataclass(frozen=True, eq=False)
+class SurfacePart:
+    """The triangles of some blocks of a field, by the edges of the grid that the surface cuts.
+
+    `edges` [E] int64 are their numbers, sorted, `vertices` [E, 3] float64 where the surface cuts them in the
+    coordinates of the views, and `triangles` [T, 3] int64 rows of both.
+    """
+
+    edges: Tensor
+    vertices: Tensor
+    triangles: Tensor
+
+
 def extract_surface(field: Tsdf, min_views: float = 1.0) -> Mesh:
     """Return the surface of a field in the coordinates of its views, without colors.
 
@@ -125,16 +141,28 @@ def extract_surface(field: Tsdf, min_views: float = 1.0) -> Mesh:
     nobody saw stays a hole. Triangles are counterclockwise as seen from outside; two that meet share their
     vertices, also over the borders of blocks.
     """
+    part = surface_part(field, torch.arange(len(field)), min_views)
+    return Mesh(part.vertices, part.triangles)
+
+
+def surface_part(field: Tsdf, rows: Tensor, min_views: float) -> SurfacePart:
+    """Return the surface in the blocks `rows` [n] int64 of a field, which has the blocks after them, too."""
     neighbors = neighbors_of(field)
     known = field.weight >= min_views
-    parts = [
-        _triangles_of(field, known, neighbors, rows)
-        for rows in torch.arange(len(field)).split(CHUNK)
-        if len(rows)
-    ]
+    parts = [_triangles_of(field, known, neighbors, some) for some in rows.split(CHUNK) if len(some)]
     edges = torch.cat(parts) if parts else torch.empty(0, 3, dtype=torch.int64)
-    used, faces = torch.unique(edges, return_inverse=True)
-    return Mesh(_vertices(field, neighbors, used), faces)
+    used, triangles = torch.unique(edges, return_inverse=True)
+    return SurfacePart(used, _vertices(field, neighbors, used), triangles)
+
+
+def joined_surface(parts: Sequence[SurfacePart]) -> Mesh:
+    """Return the mesh of parts of one field, whose edges are numbered alike: they share their vertices."""
+    edges, rows = torch.unique(torch.cat([part.edges for part in parts]), return_inverse=True)
+    vertices = torch.empty(len(edges), 3, dtype=torch.float64)
+    vertices[rows] = torch.cat([part.vertices for part in parts])
+    before = np.cumsum([0, *(len(part.edges) for part in parts[:-1])])
+    triangles = [part.triangles + int(first) for part, first in zip(parts, before, strict=True)]
+    return Mesh(vertices, rows[torch.cat(triangles)])
 
 
 def _triangles_of(field: Tsdf, known: Tensor, neighbors: Tensor, rows: Tensor) -> Tensor:

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.placement import export_transform, knows_no_scene
+from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.files.durable import write_json_durably
-from splatstudio.files.free_memory import free_memory
 from splatstudio.gaussians.trimming import Trim, trimmed
 from splatstudio.models.model import Model, load_model, origin_of, scene_shown_by
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
 from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
 from splatstudio.surfaces.depth_views import ModelViews, Survey, up_of
-from splatstudio.surfaces.extract import extract_surface
+from splatstudio.surfaces.fusion_by_ranks import all_keys, memory_of_rank, surface_by_ranks
 from splatstudio.surfaces.ground import find_ground, ground_rectangle
 from splatstudio.surfaces.mesh import (
     NO_SIMPLIFICATION,
@@ -80,33 +81,26 @@ def _untold(done: int, total: int, what: str) -> None:
     """Tell nobody."""
 
 
-def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh:
+def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks = ALONE) -> WrittenMesh:
     """Make a mesh of a model on disk and write it and its report, each complete or not there.
 
-    `on_progress` gets how many views of all are done, and what is done now. Raises ValueError for a
-    model, a scene or options that cannot be used, OSError where a file cannot be written, and MemoryError.
+    `on_progress` gets how many views of all are done, and what is done now. Of several `ranks` this is rank
+    0, and the others call `help_with_mesh`. Raises ValueError for a model, a scene or options that cannot be
+    used, OSError where a file cannot be written, and MemoryError.
     """
-    options = task.options.with_preset()
-    check_mesh_output(task.output, textured=options.texture is not None)
-    refuse_options(options)
     on_progress(0, 0, "loading the model")
-    model = load_model(task.path)
-    scene = photographs = None
-    if task.scene is not None or origin_of(task.path) is not None:
-        scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
-        if options.texture is not None:
-            photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
-    own = model.transform
-    frame = np.eye(4) if task.box_in_files and task.trim.crop is not None else own
-    model = model.in_frame(frame)
-    model = replace(model, gaussians=trimmed(model.gaussians, task.trim)).in_frame(own)
+    options, model, scene = _read(task)
+    photographs = None
+    if options.texture is not None and scene is not None:
+        photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
     made = mesh_of_model(
         model,
-        None if scene is None else _with_points_in(scene, frame, task.trim),
+        scene,
         options,
         photographs=photographs,
         upright=task.upright,
         on_progress=on_progress,
+        ranks=ranks,
     )
     on_progress(0, 0, f"writing {task.output.name}")
     write_mesh(task.output, made.mesh)
@@ -117,6 +111,33 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold) -> WrittenMesh
             file.unlink(missing_ok=True)
         raise
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)
+
+
+def help_with_mesh(task: MeshTask, ranks: Ranks) -> None:
+    """Draw, fuse and find this rank's share of the mesh that rank 0 makes by `mesh_of_task`."""
+    options, model, scene = _read(task)
+    model = model if scene is None else model.in_frame_of(scene)
+    views = ModelViews(model, scene, _room(VIEWS_SHARE, ranks), between=options.between, ranks=ranks)
+    _surface(views, options, similarity_scale(model.transform), ranks, _untold)
+    if options.mesh_preset != "ground":
+        for _ in views.all():  # of which rank 0 takes the colors
+            pass
+
+
+def _read(task: MeshTask) -> tuple[MeshOptions, Model, Scene | None]:
+    """Return what a task says of the mesh, and the model and the scene, if there is one, that it names."""
+    options = task.options.with_preset()
+    check_mesh_output(task.output, textured=options.texture is not None)
+    refuse_options(options)
+    model = load_model(task.path)
+    scene = None
+    if task.scene is not None or origin_of(task.path) is not None:
+        scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
+    own = model.transform
+    frame = np.eye(4) if task.box_in_files and task.trim.crop is not None else own
+    model = model.in_frame(frame)
+    model = replace(model, gaussians=trimmed(model.gaussians, task.trim)).in_frame(own)
+    return options, model, None if scene is None else _with_points_in(scene, frame, task.trim)
 
 
 def _with_points_in(scene: Scene, frame: np.ndarray, trim: Trim) -> Scene:
@@ -150,6 +171,7 @@ def mesh_of_model(
     photographs: Scene | None = None,
     upright: bool = False,
     on_progress: Progress = _untold,
+    ranks: Ranks = ALONE,
 ) -> MadeMesh:
     """Return the surface of a model by TSDF fusion of its median depth (see `tsdf`), and how good it is.
 
@@ -158,30 +180,11 @@ def mesh_of_model(
     texture is taken, where that is another one. Raises ValueError where nothing is seen or left.
     """
     refuse_options(options)
-    free = free_memory()
     model = model if scene is None else model.in_frame_of(scene)
-    views = ModelViews(model, scene, int(VIEWS_SHARE * free), between=options.between)
-    survey = views.survey(lambda done: on_progress(done, len(views), "looking at the model"))
-    if survey is None:
-        raise ValueError(
-            "no view sees a surface: the model is empty or transparent where the cameras look; train it"
-            " longer"
-        )
-    scale = similarity_scale(model.transform)
-    field, chosen = _fused(views, survey, options, scale, int(MEMORY_SHARE * free), on_progress)
-    on_progress(0, 0, "finding the surface")
-    min_views = MIN_VIEWS if len(views) >= FEW_PHOTOS else 1
-    whole = extract_surface(field, min_views)
-    mesh = without_islands(whole, options.min_island)
-    dropped = whole.num_triangles - mesh.num_triangles
-    grid = field.grid
-    del field, whole
-    if not mesh.num_triangles:
-        raise ValueError(
-            "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
-        )
-    mesh = _finished(mesh, options)
-    facts = _Facts(views, scene, grid, chosen, dropped, tuple(_notes(views, scene, model)))
+    views = ModelViews(model, scene, _room(VIEWS_SHARE, ranks), between=options.between, ranks=ranks)
+    found = _surface(views, options, similarity_scale(model.transform), ranks, on_progress)
+    mesh, survey, grid = _finished(found.mesh, options), found.survey, found.grid
+    facts = _Facts(views, scene, grid, found.chosen_by, found.dropped, tuple(_notes(views, scene, model)))
     if options.mesh_preset == "ground":
         return _ground(mesh, model, facts, upright=upright)
     colored = colored_by(
@@ -195,6 +198,45 @@ def mesh_of_model(
     styled = _styled(colored.mesh, facts, survey, options, photographs, on_progress)
     mesh, placed = _placed(model, styled, upright=upright)
     return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed), shown_mesh(colored.mesh))
+
+
+@dataclass(frozen=True, eq=False)
+class _Surface:
+    """The surface as it was found, and where."""
+
+    mesh: Mesh  # without its islands
+    survey: Survey
+    grid: Grid
+    chosen_by: str
+    dropped: int  # triangles of islands
+
+
+def _surface(
+    views: ModelViews, options: MeshOptions, scale: float, ranks: Ranks, on_progress: Progress
+) -> _Surface:
+    """Return the surface that the views show, which all ranks find together."""
+    survey = views.survey(lambda done: on_progress(done, len(views), "looking at the model"))
+    if survey is None:
+        raise ValueError(
+            "no view sees a surface: the model is empty or transparent where the cameras look; train it"
+            " longer"
+        )
+    field, keys, chosen = _fused(views, survey, options, scale, ranks, on_progress)
+    on_progress(0, 0, "finding the surface")
+    min_views = MIN_VIEWS if len(views) >= FEW_PHOTOS else 1
+    grid, whole = field.grid, surface_by_ranks(field, keys, min_views, ranks)
+    del field
+    mesh = without_islands(whole, options.min_island)
+    if not mesh.num_triangles:
+        raise ValueError(
+            "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
+        )
+    return _Surface(mesh, survey, grid, chosen, whole.num_triangles - mesh.num_triangles)
+
+
+def _room(share: float, ranks: Ranks) -> int:
+    """Return that share of the memory, in bytes, that this rank may take."""
+    return int(share * memory_of_rank(ranks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,17 +268,29 @@ def _ground(mesh: Mesh, model: Model, facts: _Facts, *, upright: bool) -> MadeMe
 
 
 def _fused(
-    views: ModelViews, survey: Survey, options: MeshOptions, scale: float, room: int, on_progress: Progress
-) -> tuple[Tsdf, str]:
-    """Return the field at the resolution that was asked for, or at the finest that memory has room for."""
+    views: ModelViews,
+    survey: Survey,
+    options: MeshOptions,
+    scale: float,
+    ranks: Ranks,
+    on_progress: Progress,
+) -> tuple[Tsdf, Tensor, str]:
+    """Return the field at the resolution that was asked for, or at the finest that memory has room for.
+
+    It has this rank's share of the blocks, whose keys [B] follow, and then what its resolution was chosen by.
+    """
     size, chosen = chosen_voxel_size(survey, options, scale)
+    room = _room(MEMORY_SHARE, ranks) * ranks.num_ranks
     most, num = max(1, room // BYTES_A_BLOCK), views.num_depths
     while True:
         views.sharpen(survey, size)
         grid = Grid(np.array(survey.low) - MARGIN * 8 * size, size)
-        keys = find_blocks(
-            grid, views.depths(), lambda done: on_progress(done, num, "finding where surfaces are")
+        own = find_blocks(
+            grid,
+            views.own_depths(),
+            lambda done: on_progress(min(num, done * ranks.num_ranks), num, "finding where surfaces are"),
         )
+        keys = all_keys(own, ranks)
         if len(keys) <= most:
             break
         # What is near a surface grows with its area.
@@ -245,8 +299,9 @@ def _fused(
             f"as {room / 1e9:.2g} GB of memory have room for; what was asked for needs"
             f" {len(keys) * BYTES_A_BLOCK / 1e9:.2g} GB"
         )
-    fused = fuse(grid, keys, views.depths(), lambda done: on_progress(done, num, "fusing the depth"))
-    return fused, chosen
+    own = keys[ranks.share(len(keys))]
+    fused = fuse(grid, own, views.depths(), lambda done: on_progress(done, num, "fusing the depth"))
+    return fused, keys, chosen
 
 
 def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tuple[float, str]:

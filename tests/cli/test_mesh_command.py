@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import CommandLine, CommandStreams
+from free_ports import free_port
+from started_programs import run_program, start_program
 
 import splatstudio as ss
 
@@ -41,21 +49,81 @@ def test_the_report_is_one_json_object(run: Path, tmp_path: Path, command_stream
     assert code == 0 and told == {"output": str(tmp_path / "model.glb"), **written}
 
 
-def test_several_processes_do_not_write_one_file(
-    run: Path, tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = {
+def launched(rank: int, port: int) -> dict[str, str]:
+    """Return the environment of one rank of a torchrun of two."""
+    return {
+        **os.environ,
         "TORCHELASTIC_RUN_ID": "none",
-        "RANK": "1",
+        "RANK": str(rank),
         "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
+        "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
-    for name, value in (launcher | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
-        monkeypatch.setenv(name, value)
-    code, told = command("mesh", run, "-o", tmp_path / "model.glb")
-    assert code == 2 and "a mesh is made by one process" in told
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ranks_of_a_launcher_make_one_mesh(run: Path, tmp_path: Path) -> None:
+    port, output = free_port(), tmp_path / "model.glb"
+    words = ("-m", "splatstudio", "mesh", run, "-o", output, "--resolution", 48)
+    ranks = [start_program(*words, env=launched(rank, port)) for rank in (0, 1)]
+    told = [rank.communicate(timeout=120.0)[0] for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    assert "Seen by 3 photographs" in told[0] and "Written to" not in told[1]
+    assert output.exists() and (tmp_path / "model.glb.report.json").exists()
+
+
+def test_processes_of_this_machine_make_the_mesh_of_one(
+    run: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    for name, more in (("one.ply", ()), ("two.ply", ("--ranks", 2))):
+        done = run_program("-m", "splatstudio", "mesh", run, "-o", tmp_path / name, "--resolution", 48, *more)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one.ply").read_bytes() == (tmp_path / "two.ply").read_bytes()
+    code, told = command("mesh", run, "-o", tmp_path / "model.glb", "--gpus", "0,1")
+    assert code == 2 and "there is no GPU" in told
+
+
+def test_what_another_process_could_not_read_is_said(run: Path, blob_folder: Path, tmp_path: Path) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(blob_folder, scene)
+    second = sorted((scene / "images").iterdir())[1]
+    second.write_bytes(second.read_bytes()[:100])
+    words = ("-m", "splatstudio", "mesh", run, "-o", tmp_path / "model.glb", "--scene", scene)
+    done = run_program(*words, "--resolution", 48, "--ranks", 2)
+    assert done.returncode == 2 and second.name in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize("end", ["Ctrl-C", "a killed process"])
+def test_nothing_is_left_of_processes_that_are_ended(run: Path, tmp_path: Path, end: str) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = ("mesh", run, "-o", tmp_path / "model.glb", "--voxel-size", 0.004, "--ranks", 2)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "splatstudio", *map(str, words)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    told = ""
+    assert program.stdout is not None
+    while "fusing" not in told:
+        told += program.stdout.readline()
+        assert program.poll() is None, told
+    everyone = psutil.Process(program.pid).children(recursive=True)
+    # The folder's name is too long for the socket of a fork server.
+    helper = next(process for process in everyone if "spawn_main" in str(process.cmdline()))
+    if end == "Ctrl-C":
+        program.send_signal(signal.SIGINT)
+    else:
+        helper.kill()
+    _, errors = program.communicate(timeout=60.0)
+    assert program.wait() == (130 if end == "Ctrl-C" else 2), errors
+    assert "Traceback" not in errors and (end == "Ctrl-C" or "rank 1 was killed" in errors), errors
+    assert not psutil.wait_procs(everyone, 10.0)[1], "a process is left"
+    assert not list(temporary.iterdir()) and not list(tmp_path.glob("*model*"))
 
 
 def test_what_cannot_be_made_is_one_sentence(run: Path, tmp_path: Path, command: CommandLine) -> None:

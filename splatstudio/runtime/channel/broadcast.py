@@ -32,6 +32,19 @@ INLINE_BYTES = 112  # of a command that goes with the header: that of a step nee
 log = logging.getLogger("splatstudio.runtime")
 
 
+def meet(rank: int, num_ranks: int, folder: Path | None) -> None:
+    """Make the default group of gloo with the other ranks, see `Broadcast`."""
+    if folder is None:
+        dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+        return
+    # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
+    store = FileStore(str(folder / "store"), num_ranks)
+    # Of this machine alone: neither a firewall nor a network that comes and goes is in their way.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback())
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+
+
 class Broadcast:
     """The ranks' common line; each rank makes one.
 
@@ -39,15 +52,7 @@ class Broadcast:
     """
 
     def __init__(self, rank: int, num_ranks: int, folder: Path | None):
-        if folder is None:
-            dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT)
-        else:
-            # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
-            store = FileStore(str(folder / "store"), num_ranks)
-            # Of this machine alone: neither a firewall nor a network that comes and goes is in their way.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback())
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+        meet(rank, num_ranks, folder)
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup), "every rank is a member"
         self._group = group

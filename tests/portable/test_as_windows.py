@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -54,13 +55,15 @@ os.unlink(sys.argv[1])
 def held_to_the_rules(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run Python with these arguments as it would be on Windows."""
     path = os.pathsep.join([str(RULES), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    # In the common folder programs on Linux, which do not see these locks, would take theirs for leftovers.
+    with TemporaryDirectory(prefix="as-windows-") as temporary:
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": temporary},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
 
 
 def test_the_rules_are_those_of_windows(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import ReadBack
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
@@ -138,15 +139,17 @@ def begin_step(
     rounds: Sequence[Sequence[TrainView]],
     inputs: StepInputs,
     *,
+    cameras: Sequence[Sequence[Sequence[Camera]]] = (),
     order: Sequence[int] = (),
     late: ShownOf | None = None,
 ) -> TrainStep:
     """Return the step down the sum of the losses of all views of all ranks; nothing has changed.
 
-    `gaussians` and `optimizer` are this rank's; `rounds` and `order` are as of `sharded_gradients`, and in a
-    process alone views in one order. Without `late` the host has read the numbers when this returns. With it,
-    on one GPU alone, all is queued, `TrainStep.gate` decides on the device, and `TrainStep.report` is to be
-    read later: `late` then gives what the first picture's PSNR is measured of, and pictures are let go.
+    `gaussians` and `optimizer` are this rank's; `rounds`, `cameras` and `order` are as of
+    `sharded_gradients`. A process alone needs no `cameras`, and takes views in one order. Without `late` the
+    host has read the numbers when this returns. With it, on one GPU alone, all is queued, `TrainStep.gate`
+    decides on the device, and `TrainStep.report` is to be read later: `late` then gives what the first
+    picture's PSNR is measured of, and pictures are let go.
 
     Raises LossNotFinite or OutOfMemory, on all ranks alike, where the numbers are read. A picture for which
     the capacity was too small is drawn again then.
@@ -156,7 +159,8 @@ def begin_step(
     alone = ranks.num_ranks == 1 and (len(views) == 1 or has_step_gates(gaussians.device))
     if not alone:
         optimizer.flush_lazy_rows(gaussians)
-        found = sharded_gradients(ranks, gaussians, rounds, inputs, order=order)
+        of_all = cameras or [[[view.camera for view in one]] for one in rounds]
+        found = sharded_gradients(ranks, gaussians, rounds, of_all, inputs, order=order)
         sums = found.sums
         return TrainStep(
             gaussians,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, ReturnBuffers, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
@@ -26,6 +26,7 @@ from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, Raste
 from splatstudio.rendering.render import RenderOptions, project, stages_for
 
 COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange
+PROBE_COLUMNS = 2  # of their gradients, where a strategy looks at absolute values
 CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
 
 
@@ -48,6 +49,7 @@ class Received:
     radii: Tensor  # [K, 2]
     counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
     route: ExchangeRoute  # back to those that have sent them
+    back: ReturnBuffers  # for the gradients of the rows
 
 
 def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
@@ -60,14 +62,33 @@ def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSet
 
 def cameras_of_all(ranks: Ranks, cameras: Sequence[Camera]) -> list[list[Camera]]:
     """Return every rank's cameras, of whatever sizes and numbers, rank 0's first."""
+    if ranks.num_ranks == 1:
+        return [list(cameras)]
+    return [cameras_of(part) for part in ranks.all_gather(camera_records(cameras))]
+
+
+def camera_records(cameras: Sequence[Camera]) -> Tensor:
+    """Return what is told of cameras, [C, CAMERA_NUMBERS] float64, for `cameras_of`."""
     records = torch.zeros(len(cameras), CAMERA_NUMBERS, dtype=torch.float64, device="cpu")
     for record, camera in zip(records, cameras, strict=True):
         size = [camera.width, camera.height, CAMERA_MODELS.index(camera.model)]
         numbers = np.concatenate([camera.viewmat.reshape(-1), camera.K.reshape(-1), size])
         record[:] = torch.from_numpy(numbers)
-    if ranks.num_ranks == 1:
-        return [list(cameras)]
-    return [[_camera(record) for record in part.numpy()] for part in ranks.all_gather(records)]
+    return records
+
+
+def cameras_of(records: Tensor) -> list[Camera]:
+    """Return the cameras of which `camera_records` has told."""
+    return [_camera(record) for record in records.numpy()]
+
+
+def by_round(records: Sequence[Tensor], sizes: Sequence[int]) -> list[list[list[Camera]]]:
+    """Return the cameras of which each rank has told, a round after the other, by round and rank.
+
+    `sizes` is how many a rank has in each round, all of them alike.
+    """
+    parts = [[cameras_of(part) for part in told.split(list(sizes))] for told in records]
+    return [list(one) for one in zip(*parts, strict=True)]
 
 
 def _camera(record: np.ndarray) -> Camera:
@@ -113,13 +134,19 @@ def project_for_all(
 
 
 def share(
-    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], packing: Fp16Packing | None = None
+    ranks: Ranks,
+    shared: Shared | None,
+    num_cameras: Sequence[int],
+    packing: Fp16Packing | None = None,
+    *,
+    num_back: int = 0,
 ) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
     `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. All ranks raise
-    OutOfMemory, before anything is sent, where any has no memory for that or for what comes.
+    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. `num_back`: how many
+    numbers of each row will be sent back. All ranks raise OutOfMemory, before anything is sent, where any has
+    no memory for that or for what comes, there and back.
     """
     most = max(num_cameras)
     counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
@@ -136,8 +163,8 @@ def share(
         raise OutOfMemory(failed)
     own = got[:, : num_cameras[ranks.rank]]
     route = ExchangeRoute(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), packing)
-    rows, radii = exchange(shared.rows, shared.radii, route)
-    return Received(rows, radii, own, route)
+    rows, radii, back = exchange(shared.rows, shared.radii, route, num_back)
+    return Received(rows, radii, own, route, back)
 
 
 def rows_of_camera(received: Received, camera: int) -> Tensor | slice:

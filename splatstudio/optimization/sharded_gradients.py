@@ -22,7 +22,7 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.kernels.ops_training import add_gradients, zero_sums
+from splatstudio.kernels.ops_training import MOST_VIEWS, ViewRows, add_gradients, zero_sums
 from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 from splatstudio.optimization.gradients import (
     LossNotFinite,
@@ -99,11 +99,26 @@ def sharded_gradients(
     summed over the ranks. Raises LossNotFinite or OutOfMemory on all ranks alike.
     """
     step = ShardedStep(SummedGradients.nothing(gaussians, inputs.others))
+    of_all = [camera for by_rank in cameras for part in by_rank for camera in part]
+    if _keeps_rows(gaussians, inputs.plan, of_all):
+        step.sums.rows = []
     for views, by_rank in zip(rounds, cameras, strict=True):
         _add_round(step, ranks, gaussians, views, by_rank, inputs, order)
     step.sums.num_views = len(step.losses)
     step.sums.others = _all_reduced(ranks, inputs.others, step.sums.others)
     return step
+
+
+def _keeps_rows(gaussians: Gaussians, plan: StepPlan, cameras: Sequence[Camera]) -> bool:
+    """Return whether what a step's views show is kept for the optimizer, which sums it a Gaussian at a time.
+
+    Otherwise there are sums of the six tensors' gradients: the reference makes these alone, poses need those
+    of each view, Gaussians that are drawn with other opacities have other slopes, and with many views the
+    sums take less memory. The optimizer's kernel is made for cameras of one model.
+    """
+    if stages_for(gaussians.means) is not ops or plan.poses or plan.dropout is not None:
+        return False
+    return 0 < len(cameras) <= MOST_VIEWS and len({camera.model for camera in cameras}) == 1
 
 
 def _add_round(
@@ -137,7 +152,7 @@ def _add_round(
         twists = _add_cameras(step.sums, gaussians, shared, v_sent, cameras, plan, turns)
         return ReadBack(v_sent.new_zeros(0), *own.losses, *own.costs, *twists)
 
-    # Here, with the sums of all six tensors, a step takes the most memory.
+    # Here a step takes the most memory: for all that the views show, or the sums of all six tensors.
     numbers = None if own is None else unless_out_of_memory(partial(found, own))
     agreed = _agreed(ranks, numbers, len(gaussians), num_cameras, num_before, poses=plan.poses)
     assert own is not None, "or `_agreed` has raised"
@@ -168,6 +183,9 @@ def _add_cameras(
     # Camera by camera; where the twist of each is asked for there is a set of gradients besides their sum.
     for number in turns:
         camera, radii = cameras[number], shared.all_radii[number]
+        if sums.rows is not None:
+            sums.rows.append(_rows_of(shared, number, v_sent, camera))
+            continue
         if stages_for(gaussians.means) is ops and not plan.poses:
             totals = sums.begun(gaussians, settings)
             _add_camera(totals, gaussians, shared, number, v_parts[number], camera, settings, plan.dropout)
@@ -183,6 +201,15 @@ def _add_cameras(
     observations = _observations(shared, v_sent, cameras)
     sums.observations += [observations[number] for number in turns] if plan.observed else []
     return [twists[number] for number in sorted(twists)]
+
+
+def _rows_of(shared: Shared, number: int, v_sent: Tensor, camera: Camera) -> ViewRows:
+    """Return what a camera shows and the gradients of that, for the optimizer."""
+    rows, sizes = shared.visible[number], [len(part) for part in shared.parts]
+    places = shared.all_radii[number].new_full((len(shared.all_radii[number]),), -1)
+    places[rows] = torch.arange(len(rows), dtype=places.dtype, device=places.device)
+    colors = shared.rows.split(sizes)[number][:, -COLUMNS[-1] :].contiguous()
+    return ViewRows(camera, places, colors, v_sent.split(sizes)[number])
 
 
 def _gradients_of(

@@ -2,7 +2,8 @@
 
 `begin_step` goes as far as the agreement on whether the step is made, and changes nothing; `TrainStep.apply`
 makes it. In a process alone the gradients of one view go back through the fused optimizer, and those of
-several views of a GPU are summed view by view. Several ranks exchange them. On a GPU the host may read the
+several views of a GPU are summed view by view. Several ranks exchange what their pictures show and the
+gradients of that, and the fused optimizer takes those of all pictures at once. On a GPU the host may read the
 numbers of a step late, after it is applied: a gate on the device decides then whether anything changes.
 """
 
@@ -40,6 +41,7 @@ from splatstudio.optimization.gradients import (
 from splatstudio.optimization.losses import psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.sharded_gradients import sharded_gradients
+from splatstudio.rendering.sharded_view import project_settings
 
 # Of a view and its picture [H, W, 3], without gradients: what the photograph is compared with.
 ShownOf = Callable[[TrainView, Tensor], Tensor]
@@ -117,10 +119,20 @@ class TrainStep:
             )
             return
         sums, num = gradients, gradients.num_views
-        visible = sums.seen if plan.visible_only else None
         # Means over this rank's Gaussians, which are a part of all, count as that part.
         share = num * len(self.gaussians) / max(sums.num_all, 1)
         regularization = _scaled(plan.regularization, share)
+        if sums.rows is not None:
+            self.optimizer.step_views(
+                self.gaussians,
+                sums.rows,
+                plan.rates,
+                settings=project_settings(self.gaussians, plan.options),
+                visible_only=plan.visible_only,
+                regularization=regularization,
+            )
+            return
+        visible = sums.seen if plan.visible_only else None
         self.optimizer.step(
             self.gaussians,
             sums.tensors,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from view_rows import summed
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.failures import OutOfMemory
@@ -61,6 +62,10 @@ class Recorded(SplatAdam):
     def step(self, gaussians, gradients, rates, *args, **options) -> None:
         self.gradients = gradients
         super().step(gaussians, gradients, rates, *args, **options)
+
+    def step_views(self, gaussians, views, rates, *, settings, **options) -> None:
+        self.gradients, _ = summed(gaussians, views, settings)
+        super().step_views(gaussians, views, rates, settings=settings, **options)
 
 
 def model(num: int) -> Gaussians:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices.transfer import ReadBack
 from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, ReturnBuffers, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
@@ -109,28 +110,37 @@ def project_for_all(
     """
     if stages_for(gaussians.means) is ops:
         gaussians = gaussians.detach()  # the way back is `add_gradients`
-    packed: list[Tensor] = []
-    visible: list[Tensor] = []
-    radii: list[Tensor] = []
+    seen: list[Projected] = []
     for camera in cameras:
         shown = gaussians if dropout is None else dropout.drawn(gaussians)  # each with a graph of its own
-        seen = project(shown, camera, settings)
-        rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
-        columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
-        packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))
-        visible.append(rows)
-        radii.append(seen.radii)
-    if len(packed) == 1:
-        rows = packed[0].detach()
-    else:
-        rows = (
-            torch.cat([part.detach() for part in packed])
-            if packed
-            else gaussians.means.new_zeros((0, sum(COLUMNS)))
-        )
+        seen.append(project(shown, camera, settings))
+    radii, visible = [each.radii for each in seen], _visible_rows(seen)
+    packed: list[Tensor] = []
+    for index in visible:
+        packed.append(_packed(seen.pop(0), index))  # one after the other makes room
+    rows = gaussians.means.new_zeros((0, sum(COLUMNS)), requires_grad=False)
+    if packed:
+        rows = torch.cat([part.detach() for part in packed]) if len(packed) > 1 else packed[0].detach()
     kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
     all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
     return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
+
+
+def _visible_rows(seen: Sequence[Projected]) -> list[Tensor]:
+    """Return for each camera the indices of what it sees; the host waits for a GPU but once."""
+    masks = [(each.radii > 0).all(dim=1) for each in seen]
+    if not masks:
+        return []
+    nums = ReadBack(*[mask.sum() for mask in masks]).read()
+    return [
+        torch.nonzero_static(mask, size=int(num)).squeeze(1) for mask, num in zip(masks, nums, strict=True)
+    ]
+
+
+def _packed(seen: Projected, rows: Tensor) -> Tensor:
+    """Return `rows` of what a camera sees as rows of the exchange, [M, 10]."""
+    columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
+    return torch.cat([column.index_select(0, rows) for column in columns], dim=1)
 
 
 def share(

@@ -44,7 +44,32 @@ inline Adam adam_of(const Tensor& param, const Tensor& grad, const Tensor& exp_a
           rates[3],       step};
 }
 
-// One step of Adam on all six tensors, but for how many columns of shN take part.
+// One step of Adam on all six tensors, but for their gradients and how many columns of shN take
+// part.
+inline ProjectAdam adam_of_model(const Tensors& params, const Tensors& exp_avg,
+                                 const Tensors& exp_avg_sq, const std::vector<double>& rates,
+                                 const std::vector<double>& regularization, int64_t step) {
+  constexpr int kTensors = kNumTensors;
+  STD_TORCH_CHECK(
+      params.size() == kTensors && exp_avg.size() == kTensors && exp_avg_sq.size() == kTensors,
+      "a model is six tensors");
+  STD_TORCH_CHECK(rates.size() == kTensors + 3 && step >= 1, "nine rates, steps count from 1");
+  STD_TORCH_CHECK(regularization.size() == 2, "two weights: of opacities and of scales");
+  ProjectAdam args = {};
+  args.projection.gaussians =
+      gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
+  const auto num = static_cast<double>(args.projection.gaussians.num);
+  args.settings = adam_settings({rates.begin() + kTensors, rates.end()});
+  args.regularization = {static_cast<float>(regularization[0] / num),
+                         static_cast<float>(regularization[1] / (3.0 * num))};
+  for (int k = 0; k < kTensors; ++k) {
+    args.tensors[k] = adam_tensor(params[k], exp_avg[k], exp_avg_sq[k]);
+    args.rates[k] = adam_rate(args.settings, rates[k], step);
+  }
+  return args;
+}
+
+// The same from the gradients of what one view shows.
 inline ProjectAdam project_adam_of(const Tensors& params, const Tensors& exp_avg,
                                    const Tensors& exp_avg_sq, const Tensor& radii,
                                    const Tensor& colors, const Tensors& v_projected,
@@ -52,15 +77,9 @@ inline ProjectAdam project_adam_of(const Tensors& params, const Tensors& exp_avg
                                    const std::vector<int64_t>& options,
                                    const std::vector<double>& rates,
                                    const std::vector<double>& regularization, int64_t step) {
-  constexpr int kTensors = kNumTensors;
-  STD_TORCH_CHECK(params.size() == kTensors && exp_avg.size() == kTensors &&
-                      exp_avg_sq.size() == kTensors && v_projected.size() == 5,
-                  "a model is six tensors, a projected one five");
-  STD_TORCH_CHECK(rates.size() == kTensors + 3 && step >= 1, "nine rates, steps count from 1");
-  STD_TORCH_CHECK(regularization.size() == 2, "two weights: of opacities and of scales");
-  ProjectAdam args = {};
+  STD_TORCH_CHECK(v_projected.size() == 5, "a projected model is five tensors");
+  ProjectAdam args = adam_of_model(params, exp_avg, exp_avg_sq, rates, regularization, step);
   ProjectBwd& bwd = args.projection;
-  bwd.gaussians = gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
   bwd.settings = settings_of(view, options, bwd.gaussians.num_rest);
   const int64_t num = bwd.gaussians.num;
   bwd.radii = ints<int32_t>(radii, {num, 2}, "radii");
@@ -70,13 +89,6 @@ inline ProjectAdam project_adam_of(const Tensors& params, const Tensors& exp_avg
   bwd.v_depths = floats(v_projected[2], {num}, "v_depths");
   bwd.v_out_opacities = floats(v_projected[3], {num}, "v_opacities");
   bwd.v_colors = floats(v_projected[4], {num, 3}, "v_colors");
-  args.settings = adam_settings({rates.begin() + kTensors, rates.end()});
-  args.regularization = {static_cast<float>(regularization[0] / static_cast<double>(num)),
-                         static_cast<float>(regularization[1] / (3.0 * static_cast<double>(num)))};
-  for (int k = 0; k < kTensors; ++k) {
-    args.tensors[k] = adam_tensor(params[k], exp_avg[k], exp_avg_sq[k]);
-    args.rates[k] = adam_rate(args.settings, rates[k], step);
-  }
   return args;
 }
 
@@ -113,6 +125,37 @@ inline void leave_rows_behind(ProjectAdam& args, const Tensor& steps_done, const
   mutable_floats(history)[2 * num_late - 1] = args.rates[kShN].root;
   args.late =
       late_rows(steps_done, history, num_late, args.projection.gaussians.num, args.settings);
+}
+
+// One step of Adam from the rows of several views: `places`, `colors` and `v` have a tensor for
+// each, `cameras` and `options` what `settings_of` takes of each, one behind the other.
+inline ViewsAdam views_adam_of(ProjectAdam step, const Tensors& places, const Tensors& colors,
+                               const Tensors& v, const std::vector<double>& cameras,
+                               const std::vector<int64_t>& options) {
+  const size_t num_views = places.size();
+  STD_TORCH_CHECK(num_views >= 1 && num_views <= kMostViews, "a step is of 1 to ", kMostViews,
+                  " views, not of ", num_views);
+  STD_TORCH_CHECK(colors.size() == num_views && v.size() == num_views &&
+                      cameras.size() == 21 * num_views && options.size() == 6 * num_views,
+                  "each view has places, colors, gradients and a camera");
+  ViewsAdam args = {step, {}, static_cast<int>(num_views)};
+  const GaussianArrays& gaussians = step.projection.gaussians;
+  for (size_t j = 0; j < num_views; ++j) {
+    const int64_t rows = v[j].size(0), stride = v[j].size(1);
+    STD_TORCH_CHECK(stride >= 10, "a row has 10 numbers at least, not ", stride);
+    args.views[j] = {
+        settings_of({cameras.begin() + 21 * j, cameras.begin() + 21 * (j + 1)},
+                    {options.begin() + 6 * j, options.begin() + 6 * (j + 1)}, gaussians.num_rest),
+        ints<int32_t>(places[j], {gaussians.num}, "places"), floats(colors[j], {rows, 3}, "colors"),
+        floats(v[j], {rows, stride}, "v"), stride};
+  }
+  for (int j = 1; j < args.num_views; ++j) {
+    STD_TORCH_CHECK(args.views[j].settings.camera.model == args.views[0].settings.camera.model &&
+                        args.views[j].settings.sh_degree == args.views[0].settings.sh_degree,
+                    "the views of a step have cameras of one model, and one degree");
+  }
+  args.step.projection.settings = args.views[0].settings;
+  return args;
 }
 
 inline SettleAdam settle_adam_of(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,

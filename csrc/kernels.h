@@ -215,6 +215,26 @@ struct ProjectAdam {
   bool visible_only;  // rows out of sight stay as they are; else they make the step, of shN later
 };
 
+// What one of several views of a step gives: a row for each Gaussian that it shows, and no others.
+struct ViewRows {
+  ProjectSettings settings;
+  const int32_t* places;  // [N] the row of a Gaussian; below 0: out of sight
+  const float* colors;    // [M, 3] as the forward pass gave them: 0 where they were clamped
+  const float* v;  // [M, stride] of means2d, conics, depths, opacities, colors, and perhaps more
+  int64_t stride;
+};
+
+// Of a step, with cameras of one model: all are arguments of one kernel.
+constexpr int kMostViews = 8;
+
+// The way back of several views and a step of Adam on the sum of their gradients, in one pass: the
+// views of a Gaussian are added in their order. In sight is what any of the views shows.
+struct ViewsAdam {
+  ProjectAdam step;  // of its projection the Gaussians alone; no rows are left behind
+  ViewRows views[kMostViews];
+  int num_views;
+};
+
 // Rows of shN that make up for all their steps.
 struct SettleAdam {
   AdamTensor tensor;
@@ -267,6 +287,7 @@ void raster_bwd(const RasterBwd& args, int num_threads);
 void image_loss(const ImageLoss& args, int num_threads);
 void adam_step(const Adam& args, int num_threads);
 void project_adam(const ProjectAdam& args, int num_threads);
+void project_adam_views(const ViewsAdam& args, int num_threads);
 void flush_lazy_adam(const SettleAdam& args, int num_threads);
 void count_seen(const SeenCounts& args, int num_threads);
 
@@ -323,6 +344,7 @@ void adam_step(const Adam& args, Stream stream);
 void adam_step_within(const Adam& args, const uint8_t* visible, int64_t width, const StepGate& gate,
                       Stream stream);
 void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream);
+void project_adam_views(const ViewsAdam& args, Stream stream);
 // Both as on the CPU; the last step of the history counts only where its gate is open.
 void project_lazy(const ProjectFwd& args, const SettleAdam& late, const StepGate& last,
                   Stream stream);

@@ -74,6 +74,21 @@ void project_adam_within(const Tensors& params, const Tensors& exp_avg, const Te
   splat::cuda::project_adam(args, gate_of(num_instances, room, loss), device.stream());
 }
 
+void project_adam_views(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
+                        const Tensors& places, const Tensors& colors, const Tensors& v,
+                        const std::vector<double>& cameras, const std::vector<int64_t>& options,
+                        const std::vector<double>& rates, const std::vector<double>& regularization,
+                        int64_t step, int64_t used_columns, bool visible_only,
+                        int64_t /*num_threads*/) {
+  STD_TORCH_CHECK(!params.empty(), "a model is six tensors");
+  const OnDevice device(params[0]);
+  splat::ViewsAdam args =
+      views_adam_of(adam_of_model(params, exp_avg, exp_avg_sq, rates, regularization, step), places,
+                    colors, v, cameras, options);
+  use_columns(args.step, used_columns, visible_only);
+  splat::cuda::project_adam_views(args, device.stream());
+}
+
 // The gate of the last step of a history; without one the step was made.
 splat::StepGate gate_of_last(const OptionalTensor& num_instances, int64_t room,
                              const OptionalTensor& loss) {
@@ -175,6 +190,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("adam_step", TORCH_BOX(&adam_step));
   m.impl("adam_step_within", TORCH_BOX(&adam_step_within));
   m.impl("project_adam", TORCH_BOX(&project_adam));
+  m.impl("project_adam_views", TORCH_BOX(&project_adam_views));
   m.impl("project_adam_within", TORCH_BOX(&project_adam_within));
   m.impl("project_lazy", TORCH_BOX(&project_lazy));
   m.impl("flush_lazy_adam", TORCH_BOX(&flush_lazy_adam));

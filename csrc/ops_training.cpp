@@ -36,6 +36,20 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
   splat::cpu::project_adam(args, static_cast<int>(num_threads));
 }
 
+// The same from the gradients of several views, of which each has rows for what it shows alone.
+void project_adam_views(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
+                        const Tensors& places, const Tensors& colors, const Tensors& v,
+                        const std::vector<double>& cameras, const std::vector<int64_t>& options,
+                        const std::vector<double>& rates, const std::vector<double>& regularization,
+                        int64_t step, int64_t used_columns, bool visible_only,
+                        int64_t num_threads) {
+  splat::ViewsAdam args =
+      views_adam_of(adam_of_model(params, exp_avg, exp_avg_sq, rates, regularization, step), places,
+                    colors, v, cameras, options);
+  use_columns(args.step, used_columns, visible_only);
+  splat::cpu::project_adam_views(args, static_cast<int>(num_threads));
+}
+
 void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                      const Tensor& steps_done, const Tensor& history, int64_t num_late,
                      int64_t used_columns, const std::vector<double>& betas, int64_t num_threads,
@@ -119,6 +133,7 @@ std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Ten
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("adam_step", TORCH_BOX(&adam_step));
   m.impl("project_adam", TORCH_BOX(&project_adam));
+  m.impl("project_adam_views", TORCH_BOX(&project_adam_views));
   m.impl("project_lazy", TORCH_BOX(&project_lazy));
   m.impl("flush_lazy_adam", TORCH_BOX(&flush_lazy_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));

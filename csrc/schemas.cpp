@@ -71,6 +71,11 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor(e!) history, int num_late, int used_columns, bool visible_only, "
       "Tensor num_instances, int room, Tensor loss) -> ()");
   m.def(
+      "project_adam_views(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
+      "Tensor[] places, Tensor[] colors, Tensor[] v, float[] cameras, int[] options, "
+      "float[] rates, float[] regularization, int step, int used_columns, bool visible_only, "
+      "int num_threads) -> ()");
+  m.def(
       "flush_lazy_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "
       "int num_threads, Tensor? num_instances=None, int room=0, Tensor? loss=None) -> ()");

@@ -181,7 +181,9 @@ void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begi
     const Row row(args.tensors[kShN], i * stride, args.used_columns);
     const float* grad = grads.of[kShN] + (i - begin) * stride;
     step_row(r, args.rates[kShN], row, grad);
-    if (!args.visible_only) args.late.steps_done[i] = static_cast<int32_t>(args.late.num_steps);
+    if (args.late.steps_done != nullptr) {
+      args.late.steps_done[i] = static_cast<int32_t>(args.late.num_steps);
+    }
   }
 }
 

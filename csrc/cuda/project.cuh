@@ -32,16 +32,33 @@ __device__ __forceinline__ GaussianValues<float> load_gaussian(const GaussianArr
   return v;
 }
 
+// What a view gives of one Gaussian that it shows; each is loaded where it is needed, not before.
+struct DenseRow {
+  const ProjectBwd& args;
+  int64_t i;
+
+  __device__ __forceinline__ Vec2<float> v_mean2d() const {
+    return {args.v_means2d[2 * i], args.v_means2d[2 * i + 1]};
+  }
+  __device__ __forceinline__ Vec3<float> v_conic() const { return load3(args.v_conics, i); }
+  __device__ __forceinline__ float v_depth() const { return args.v_depths[i]; }
+  __device__ __forceinline__ float v_opacity() const { return args.v_out_opacities[i]; }
+  __device__ __forceinline__ Vec3<float> v_color() const { return load3(args.v_colors, i); }
+  __device__ __forceinline__ Vec3<float> color() const { return load3(args.colors, i); }
+};
+
 // The gradient of the color before the clamp, and of the mean through the direction of view. The
 // coefficients' own gradients are basis[k] * v_color.
-__device__ __forceinline__ Vec3<float> shade_vjp(const ProjectBwd& args, Vec3<float> mean,
-                                                 int64_t i, float* basis, Vec3<float>& v_color) {
-  const GaussianArrays& g = args.gaussians;
-  const int degree = args.settings.sh_degree, num = num_coefficients(degree);
-  const Direction<float> direction = direction_to(mean, args.settings.camera);
+template <typename Row>
+__device__ __forceinline__ Vec3<float> shade_vjp(const GaussianArrays& g,
+                                                 const ProjectSettings& settings, const Row& row,
+                                                 Vec3<float> mean, int64_t i, float* basis,
+                                                 Vec3<float>& v_color) {
+  const int degree = settings.sh_degree, num = num_coefficients(degree);
+  const Direction<float> direction = direction_to(mean, settings.camera);
   float v_basis[kMaxCoefficients] = {};
   sh_basis(degree, direction.unit, basis);
-  const Vec3<float> colors = load3(args.colors, i), v_colors = load3(args.v_colors, i);
+  const Vec3<float> colors = row.color(), v_colors = row.v_color();
   // Where the color was clamped it does not move.
   v_color = {colors.x > 0 ? v_colors.x : 0.0f, colors.y > 0 ? v_colors.y : 0.0f,
              colors.z > 0 ? v_colors.z : 0.0f};
@@ -55,25 +72,24 @@ __device__ __forceinline__ Vec3<float> shade_vjp(const ProjectBwd& args, Vec3<fl
 }
 
 // The gradients of a visible Gaussian's stored parameters; those of its coefficients as above.
-template <CameraModel model>
-__device__ __forceinline__ GaussianValues<float> gaussian_vjp(const ProjectBwd& args, int64_t i,
+template <CameraModel model, typename Row>
+__device__ __forceinline__ GaussianValues<float> gaussian_vjp(const GaussianArrays& gaussians,
+                                                              const ProjectSettings& settings,
+                                                              const Row& row, int64_t i,
                                                               float* basis, Vec3<float>& v_color) {
-  const Camera& camera = args.settings.camera;
-  const GaussianValues<float> g = load_gaussian(args.gaussians, args.settings.raw, i);
+  const Camera& camera = settings.camera;
+  const GaussianValues<float> g = load_gaussian(gaussians, settings.raw, i);
   const View<float> view = view_of<model>(camera, g);
-  const float v_effective = args.v_out_opacities[i];
-  ViewGradient<float> v = {{args.v_means2d[2 * i], args.v_means2d[2 * i + 1]},
-                           load3(args.v_conics, i),
-                           args.v_depths[i],
-                           0.0f};
+  const float v_effective = row.v_opacity();
+  ViewGradient<float> v = {row.v_mean2d(), row.v_conic(), row.v_depth(), 0.0f};
   float v_opacity = v_effective;
-  if (args.settings.antialiased) {
+  if (settings.antialiased) {
     v_opacity = v_effective * compensation_of(view.ellipse);
     v.compensation = v_effective * g.opacity;
   }
   GaussianValues<float> out = view_of_vjp<model>(camera, g, view, v);
-  out.mean = out.mean + shade_vjp(args, g.mean, i, basis, v_color);
-  if (args.settings.raw) {
+  out.mean = out.mean + shade_vjp(gaussians, settings, row, g.mean, i, basis, v_color);
+  if (settings.raw) {
     v_opacity = v_opacity * g.opacity * (1.0f - g.opacity);
     out.scales = {out.scales.x * g.scales.x, out.scales.y * g.scales.y, out.scales.z * g.scales.z};
   }
@@ -86,6 +102,12 @@ __device__ __forceinline__ GaussianValues<float> gaussian_vjp(const ProjectBwd& 
           {shown(out.scales.x), shown(out.scales.y), shown(out.scales.z)},
           {shown(out.quat.w), shown(out.quat.x), shown(out.quat.y), shown(out.quat.z)},
           shown(v_opacity)};
+}
+
+template <CameraModel model>
+__device__ __forceinline__ GaussianValues<float> gaussian_vjp(const ProjectBwd& args, int64_t i,
+                                                              float* basis, Vec3<float>& v_color) {
+  return gaussian_vjp<model>(args.gaussians, args.settings, DenseRow{args, i}, i, basis, v_color);
 }
 
 // Starts one of three instances of a kernel, by the model of the camera.

@@ -121,6 +121,109 @@ __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, i
       });
 }
 
+// A block's gradients of several views, whose sums of shN have no factors.
+struct BlockSums {
+  float means[kRows * 3], quats[kRows * 4], scales[kRows * 3], opacities[kRows], sh0[kRows * 3];
+  float rest[kRows * 3 * kRest];
+  bool visible[kRows];  // in any of the views
+};
+
+__device__ void add3(float* p, int row, Vec3<float> x) {
+  p[3 * row] += x.x;
+  p[3 * row + 1] += x.y;
+  p[3 * row + 2] += x.z;
+}
+
+__device__ void add_gaussian(BlockSums& out, int row, const GaussianValues<float>& v) {
+  add3(out.means, row, v.mean);
+  add3(out.scales, row, v.scales);
+  out.quats[4 * row] += v.quat.w;
+  out.quats[4 * row + 1] += v.quat.x;
+  out.quats[4 * row + 2] += v.quat.y;
+  out.quats[4 * row + 3] += v.quat.z;
+  out.opacities[row] += v.opacity;
+}
+
+struct SparseRow {
+  const float* v;
+  const float* colors;  // [3]
+
+  __device__ __forceinline__ Vec2<float> v_mean2d() const { return {v[0], v[1]}; }
+  __device__ __forceinline__ Vec3<float> v_conic() const { return load3(v + 2, 0); }
+  __device__ __forceinline__ float v_depth() const { return v[5]; }
+  __device__ __forceinline__ float v_opacity() const { return v[6]; }
+  __device__ __forceinline__ Vec3<float> v_color() const { return load3(v + 7, 0); }
+  __device__ __forceinline__ Vec3<float> color() const { return load3(colors, 0); }
+};
+
+template <CameraModel model>
+__device__ void add_views(const ViewsAdam& args, int64_t i, int row, BlockSums& out) {
+  const GaussianArrays& gaussians = args.step.projection.gaussians;
+  put3(out.means, row, {});
+  put3(out.scales, row, {});
+  put3(out.sh0, row, {});
+  for (int k = 0; k < 4; ++k) out.quats[4 * row + k] = 0.0f;
+  out.opacities[row] = 0.0f;
+  for (int k = 0; k < 3 * kRest; ++k) out.rest[row * 3 * kRest + k] = 0.0f;
+  out.visible[row] = false;
+  for (int j = 0; j < args.num_views; ++j) {
+    const int32_t place = args.views[j].places[i];
+    if (place < 0) continue;
+    out.visible[row] = true;
+    float basis[kMaxCoefficients] = {};
+    Vec3<float> v_color = {0.0f, 0.0f, 0.0f};
+    const ViewRows& view = args.views[j];
+    const SparseRow found = {view.v + place * view.stride, view.colors + int64_t{3} * place};
+    add_gaussian(out, row, gaussian_vjp<model>(gaussians, view.settings, found, i, basis, v_color));
+    add3(out.sh0, row, basis[0] * v_color);
+    const int num = num_coefficients(view.settings.sh_degree);
+    SPLAT_UNROLL
+    for (int k = 1; k < kMaxCoefficients; ++k) {
+      if (k < num) add3(out.rest, row * kRest + k - 1, basis[k] * v_color);
+    }
+  }
+  GaussianValues<float> more = {};
+  regularize(args.step, i, more);
+  add_gaussian(out, row, more);
+}
+
+// All rows of shN make the step; with `visible_only` those in sight.
+__device__ void step_all_shN(const ProjectAdam& args, const BlockSums& sums, int64_t begin,
+                             int num_rows, const Decay& decay) {
+  const int used = static_cast<int>(args.used_columns);
+  const int64_t stride = 3 * args.projection.gaussians.num_rest;
+  step_numbers(
+      args.tensors[kShN], args.rates[kShN], decay, num_rows * used,
+      [&](int j) {
+        const int row = j / used;
+        return args.visible_only && !sums.visible[row] ? int64_t{-1}
+                                                       : (begin + row) * stride + j % used;
+      },
+      [&](int j) { return sums.rest[j / used * 3 * kRest + j % used]; });
+}
+
+template <CameraModel model>
+__global__ void __launch_bounds__(kRows)
+    project_adam_views_kernel(const __grid_constant__ ViewsAdam args, Decay decay) {
+  __shared__ BlockSums sums;
+  const ProjectAdam& step = args.step;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
+  const int64_t left = step.projection.gaussians.num - begin;
+  const int num_rows = left < kRows ? static_cast<int>(left) : kRows;
+  const int row = threadIdx.x;
+  if (row < num_rows) add_views<model>(args, begin + row, row, sums);
+  // From here on the parameters change: nobody may need the old ones any more.
+  __syncthreads();
+  step_small<3>(step, 0, sums.means, sums.visible, begin, num_rows, decay);
+  step_small<4>(step, 1, sums.quats, sums.visible, begin, num_rows, decay);
+  step_small<3>(step, kScales, sums.scales, sums.visible, begin, num_rows, decay);
+  step_small<1>(step, kOpacities, sums.opacities, sums.visible, begin, num_rows, decay);
+  step_small<3>(step, 4, sums.sh0, sums.visible, begin, num_rows, decay);
+  if (step.used_columns > 0) step_all_shN(step, sums, begin, num_rows, decay);
+}
+
+static_assert(sizeof(ViewsAdam) + sizeof(Decay) <= 4096, "what a kernel takes as arguments");
+
 // So many blocks shall find room in a multiprocessor's registers: left alone, the compiler spills
 // some of a pinhole camera's to have one block more there.
 constexpr int kBlocks = 5;
@@ -158,6 +261,15 @@ void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream) 
                    project_adam_kernel<CameraModel::kOrtho>,
                    project_adam_kernel<CameraModel::kFisheye>, blocks_for(num, kRows), kRows,
                    stream, args, decay_of(args.settings), gate);
+}
+
+void project_adam_views(const ViewsAdam& args, Stream stream) {
+  const int64_t num = args.step.projection.gaussians.num;
+  launch_for_model("project_adam_views", args.views[0].settings.camera.model,
+                   project_adam_views_kernel<CameraModel::kPinhole>,
+                   project_adam_views_kernel<CameraModel::kOrtho>,
+                   project_adam_views_kernel<CameraModel::kFisheye>, blocks_for(num, kRows), kRows,
+                   stream, args, decay_of(args.step.settings));
 }
 
 }  // namespace splat::cuda

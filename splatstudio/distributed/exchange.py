@@ -108,24 +108,34 @@ class ExchangeRoute:
 
 @dataclass(frozen=True, eq=False)
 class ReturnBuffers:
-    """Memory for what comes back; with `ExchangeRoute.packing` also for its packed form."""
+    """Memory for the gradients of rows, on both sides; with `ExchangeRoute.packing` also for packed ones."""
 
-    values: Tensor  # [M, D]
+    given: Tensor  # [K, D] of the rows that came, zeros until somebody finds them
+    values: Tensor  # [M, D] of the rows that were sent; `given` itself where nothing is sent
     packed: tuple[Tensor, Tensor] | None  # the rows that are sent, and those that come
 
 
 @torch.no_grad()
-def exchange(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor]:
+def exchange(
+    rows: Tensor, radii: Tensor, route: ExchangeRoute, num_back: int = 0
+) -> tuple[Tensor, Tensor, ReturnBuffers]:
     """Return the rows and the radii that all ranks have for this one, by rank, without gradients.
 
-    `rows` [M, C] and `radii` [M, 2] int32 are sent in one message. What comes of the rows' gradients goes the
-    other way, by `sent_back`. Raises OutOfMemory on all ranks where any has no memory for what comes,
-    before anything is sent.
+    `rows` [M, C] and `radii` [M, 2] int32 are sent in one message. What comes of the rows' gradients, of
+    which each has `num_back` numbers, goes the other way, by `sent_back`. Raises OutOfMemory on all ranks
+    where any has no memory for what comes, both ways, before anything is sent.
     """
     if route.ranks.num_ranks == 1:
-        return rows.detach(), radii
-    record, got, got_rows, got_radii = together(route.ranks, lambda: _buffers(rows, radii, route))
-    route.ranks.all_to_all(record, route.sent, route.received, into=got)
+        return rows.detach(), radii, return_buffers(rows, route, num_back)
+    sent, (got, got_rows, got_radii), back = together(
+        route.ranks,
+        lambda: (
+            _record(rows, radii, route),
+            _buffers(rows, radii, route),
+            return_buffers(rows, route, num_back),
+        ),
+    )
+    route.ranks.all_to_all(sent, route.sent, route.received, into=got)
     if route.packing is None:
         got_rows.copy_(got[:, : rows.shape[1]])
         got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
@@ -133,49 +143,59 @@ def exchange(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor,
         num_words = got.shape[1] - RADII_WORDS
         unpack(got[:, :num_words], route.packing.rows, got_rows)
         got_radii.copy_(got[:, num_words:].view(torch.int16))
-    return got_rows, got_radii
+    return got_rows, got_radii, back
 
 
-def _buffers(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the record that is sent, and memory for what comes: the record, its rows and its radii."""
+def _record(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> Tensor:
+    """Return what is sent of each row."""
     # The radii ride along as the bits of floating point numbers.
     if route.packing is None:
-        record = torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
-    else:
-        num_words = route.packing.rows.num_words(rows.shape[1])
-        record = rows.new_empty((len(rows), num_words + RADII_WORDS))
-        pack(rows.detach(), route.packing.rows, record[:, :num_words])
-        record[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
-    num = sum(route.received)
-    got_rows, got_radii = rows.new_empty((num, rows.shape[1])), radii.new_empty((num, radii.shape[1]))
-    return record, record.new_empty((num, record.shape[1])), got_rows, got_radii
+        return torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
+    num_words = route.packing.rows.num_words(rows.shape[1])
+    record = rows.new_empty((len(rows), num_words + RADII_WORDS))
+    pack(rows.detach(), route.packing.rows, record[:, :num_words])
+    record[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
+    return record
 
 
-def return_buffers(values: Tensor, route: ExchangeRoute) -> ReturnBuffers | None:
-    """Return memory for what `sent_back` returns of `values`; None where nothing is sent."""
+def _buffers(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for what comes: the records, their rows and their radii."""
+    num, packing = sum(route.received), route.packing
+    width = rows.shape[1] + radii.shape[1]
+    if packing is not None:
+        width = packing.rows.num_words(rows.shape[1]) + RADII_WORDS
+    return (
+        rows.new_empty((num, width)),
+        rows.new_empty((num, rows.shape[1])),
+        radii.new_empty((num, radii.shape[1])),
+    )
+
+
+def return_buffers(rows: Tensor, route: ExchangeRoute, num_back: int) -> ReturnBuffers:
+    """Return memory for the gradients of the rows that come, of so many numbers each, and for `sent_back`."""
+    num_came, num_sent = sum(route.received), sum(route.sent)
+    given = rows.new_zeros((num_came, num_back))
     if route.ranks.num_ranks == 1:
-        return None
-    num = sum(route.sent)
-    rows = values.new_empty((num, values.shape[1]))
+        return ReturnBuffers(given, given, None)
+    values = rows.new_empty((num_sent, num_back))
     if route.packing is None:
-        return ReturnBuffers(rows, None)
-    num_words = route.packing.gradients.num_words(values.shape[1])
-    packed = values.new_empty((len(values), num_words)), values.new_empty((num, num_words))
-    return ReturnBuffers(rows, packed)
+        return ReturnBuffers(given, values, None)
+    num_words = route.packing.gradients.num_words(num_back)
+    packed = rows.new_empty((num_came, num_words)), rows.new_empty((num_sent, num_words))
+    return ReturnBuffers(given, values, packed)
 
 
-def sent_back(values: Tensor, route: ExchangeRoute, buffers: ReturnBuffers | None) -> Tensor:
+def sent_back(back: ReturnBuffers, route: ExchangeRoute) -> Tensor:
     """Return what all ranks have found of the rows that this one had sent, [M, D].
 
-    `values` [K, D] are of the rows that `exchange` returned. All ranks call it, with as many columns, and
-    with `return_buffers`, for which some may have no memory.
+    All ranks call it, each with what it has put into `back.given`, also where that is nothing.
     """
-    if buffers is None or buffers.packed is None or route.packing is None:
-        return route.ranks.all_to_all(
-            values, route.received, route.sent, into=None if buffers is None else buffers.values
-        )
-    record, got = buffers.packed
-    pack(values, route.packing.gradients, record)
+    if route.ranks.num_ranks == 1:
+        return back.given
+    if back.packed is None or route.packing is None:
+        return route.ranks.all_to_all(back.given, route.received, route.sent, into=back.values)
+    record, got = back.packed
+    pack(back.given, route.packing.gradients, record)
     route.ranks.all_to_all(record, route.received, route.sent, into=got)
-    unpack(got, route.packing.gradients, buffers.values)
-    return buffers.values
+    unpack(got, route.packing.gradients, back.values)
+    return back.values

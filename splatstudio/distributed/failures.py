@@ -65,24 +65,57 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
     FailedTogether where any raised ValueError; one process raises that itself.
     """
     if ranks.num_ranks == 1:
-        done = unless_out_of_memory(lambda: (work(),))
-        if done is None:
-            raise OutOfMemory([ranks.rank])
-        return done[0]
-    result, wrong = None, ""
-    try:
-        result = unless_out_of_memory(lambda: (work(),))
-    except ValueError as error:
-        wrong = str(error) or type(error).__name__
+        return _alone(work)
+    done, wrong = _tried(work)
     ends = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
-    ends[ranks.rank] = _WRONG if wrong else int(result is None)
-    ends = ranks.all_reduce(ends)
-    if (ends == _WRONG).any():
+    ends[ranks.rank] = _end(done, wrong)
+    return _unless_failed(ranks, done, wrong, ranks.all_reduce(ends).tolist())
+
+
+def told_together(ranks: Ranks, work: Callable[[], T], tell: Callable[[T], Tensor]) -> tuple[T, list[Tensor]]:
+    """Return what `work` returns, as `together` does, and what `tell` makes of it on each rank.
+
+    That is float64 on the CPU, [n, ...] of any n, rank 0's first. How the work went and what is told of it
+    are one message.
+    """
+    if ranks.num_ranks == 1:
+        alone = _alone(work)
+        return alone, [tell(alone)]
+    done, wrong = _tried(work)
+    end = torch.tensor([_end(done, wrong)], dtype=torch.float64, device="cpu")
+    told = end[:0] if done is None else tell(done[0])
+    words = ranks.all_gather(torch.cat([end, told.reshape(-1)]))
+    result = _unless_failed(ranks, done, wrong, [int(each[0]) for each in words])
+    return result, [each[1:].view(-1, *told.shape[1:]) for each in words]
+
+
+def _alone(work: Callable[[], T]) -> T:
+    done = unless_out_of_memory(lambda: (work(),))
+    if done is None:
+        raise OutOfMemory([0])
+    return done[0]
+
+
+def _tried(work: Callable[[], T]) -> tuple[tuple[T] | None, str]:
+    """Return what `work` returns, None where it failed, and what its user has to know of that."""
+    try:
+        return unless_out_of_memory(lambda: (work(),)), ""
+    except ValueError as error:
+        return None, str(error) or type(error).__name__
+
+
+def _end(done: tuple[T] | None, wrong: str) -> int:
+    return _WRONG if wrong else _SHORT if done is None else _WELL
+
+
+def _unless_failed(ranks: Ranks, done: tuple[T] | None, wrong: str, ends: Sequence[int]) -> T:
+    """Return what was done, where all ranks' work ended well; `ends` says how."""
+    if _WRONG in ends:
         raise failed_together(ranks, wrong)
-    failed = ends.nonzero().squeeze(1).tolist()
-    if failed or result is None:
+    failed = [rank for rank, end in enumerate(ends) if end != _WELL]
+    if failed or done is None:
         raise OutOfMemory(failed)
-    return result[0]
+    return done[0]
 
 
 def failed_together(ranks: Ranks, wrong: str) -> FailedTogether:

@@ -18,6 +18,7 @@ from splatstudio.kernels.ops import _native, _Rasterize, camera_numbers, has_ker
 from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 
 HISTORY = 128  # steps after which every row is brought up to date
+MOST_VIEWS = 8  # of `project_adam_views`; kMostViews in csrc/kernels.h
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,54 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
         _native().project_adam_within(*step, *gate.arguments)
         return
     _native().project_adam(*step, num_threads())
+
+
+@dataclass(frozen=True, eq=False)
+class ViewRows:
+    """What one of several views of a step gives: a row for each Gaussian that it shows, and no others."""
+
+    camera: Camera
+    places: Tensor  # [N] int32, the row of each Gaussian; -1: out of sight
+    colors: Tensor  # [M, 3] as they were drawn
+    v: Tensor  # [M, 10 or more] the gradients of means2d, conics, depths, opacities, colors
+
+
+@torch.no_grad()
+def project_adam_views(  # noqa: PLR0913 - as `project_adam`
+    gaussians: Gaussians,
+    exp_avg: Gaussians,
+    exp_avg_sq: Gaussians,
+    views: Sequence[ViewRows],
+    *,
+    settings: ProjectSettings,
+    adam: AdamStep,
+    regularization: Regularization,
+    used_columns: int,
+    visible_only: bool,
+) -> None:
+    """Make one step of Adam from the sum of what 1 to MOST_VIEWS views give, and from `regularization`.
+
+    The gradients of the six tensors are never in memory. No rows are left behind: at degree 0 shN makes no
+    step, else `used_columns` floats of each of its rows do. `visible_only`: rows that no view shows stay as
+    they are.
+    """
+    numbers = [camera_numbers(view.camera, settings, raw=True) for view in views]
+    _native().project_adam_views(
+        list(gaussians.detach().tensors().values()),
+        list(exp_avg.tensors().values()),
+        list(exp_avg_sq.tensors().values()),
+        [view.places for view in views],
+        [view.colors.contiguous() for view in views],
+        [view.v.contiguous() for view in views],
+        [number for camera, _ in numbers for number in camera],
+        [option for _, options in numbers for option in options],
+        [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps],
+        [regularization.opacity, regularization.scale],
+        adam.number,
+        used_columns if settings.sh_degree > 0 else 0,
+        visible_only,
+        num_threads(),
+    )
 
 
 @torch.no_grad()

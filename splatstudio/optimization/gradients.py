@@ -24,6 +24,7 @@ from splatstudio.kernels.ops_training import (
     NO_REGULARIZATION,
     Regularization,
     StepGate,
+    ViewRows,
     add_gradients,
     rasterize_for,
     zero_sums,
@@ -104,14 +105,18 @@ class StepPlan:
 
 @dataclass(eq=False)
 class SummedGradients:
-    """The gradients of several views of a step, summed, and what the views showed."""
+    """The gradients of several views of a step, and what the views showed.
 
-    tensors: dict[str, Tensor | None]  # of the six tensors by name
+    With `rows` the optimizer sums what each view gives, and `tensors` and `seen` say nothing.
+    """
+
+    tensors: dict[str, Tensor | None]  # of the six tensors by name, summed
     others: list[Tensor | None]  # of the further tensors that were asked for
     pictures: list[Tensor] = field(default_factory=list)  # [H, W, 3]
     observations: list[Observation] = field(default_factory=list)
     twists: list[Tensor] = field(default_factory=list)  # [6] of each camera, as of `pose_gradient`
     seen: Tensor | None = None  # [N] bool, in any of the pictures
+    rows: list[ViewRows] | None = None  # of each view, in the order in which they are added
     num_views: int = 0
     num_all: int = 0  # Gaussians of all ranks
 

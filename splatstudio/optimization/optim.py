@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict
 
 import torch
@@ -17,9 +17,11 @@ from splatstudio.kernels.ops_training import (
     LazyRows,
     Regularization,
     StepGate,
+    ViewRows,
     adam_step_within,
     flush_lazy_adam,
     project_adam,
+    project_adam_views,
     project_lazy,
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings
@@ -109,7 +111,7 @@ class SplatAdam:
         self.flush_lazy_rows(gaussians)
         self._used_columns = None
         self.num_steps += 1
-        growth = math.sqrt(batch_size)
+        adam = _adam_of_batch(rates, batch_size, self.num_steps)
         gradients = _regularized(gradients, gaussians, regularization)
         exp_avg, exp_avg_sq = self.exp_avg.tensors(), self.exp_avg_sq.tensors()
         for name, param in gaussians.detach().tensors().items():
@@ -118,11 +120,11 @@ class SplatAdam:
                 continue
             tensors = (param, gradient, exp_avg[name], exp_avg_sq[name])
             numbers: AdamNumbers = {
-                "lr": rates[name] * growth,
-                "beta1": BETA1**batch_size,
-                "beta2": BETA2**batch_size,
-                "eps": EPS / growth,
-                "step": self.num_steps,
+                "lr": adam.rates[name],
+                "beta1": adam.beta1,
+                "beta2": adam.beta2,
+                "eps": adam.eps,
+                "step": adam.number,
             }
             if gate is not None:
                 adam_step_within(*tensors, **numbers, visible=visible, gate=gate)
@@ -187,6 +189,35 @@ class SplatAdam:
             gate=gate,
         )
 
+    def step_views(
+        self,
+        gaussians: Gaussians,
+        views: Sequence[ViewRows],
+        rates: dict[str, float],
+        *,
+        settings: ProjectSettings,
+        visible_only: bool = False,
+        regularization: Regularization = NO_REGULARIZATION,
+    ) -> None:
+        """Update `gaussians` in place from what `views`, all pictures of a step, give, and `regularization`.
+
+        The same as `step` on the sum of their gradients, to the last bit but for that of `regularization`.
+        """
+        assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
+        self.flush_lazy_rows(gaussians)
+        self.num_steps += 1
+        project_adam_views(
+            gaussians,
+            self.exp_avg,
+            self.exp_avg_sq,
+            views,
+            settings=settings,
+            adam=_adam_of_batch(rates, len(views), self.num_steps),
+            regularization=regularization,
+            used_columns=self._columns_in_use(settings.sh_degree),
+            visible_only=visible_only,
+        )
+
     def uncount(self) -> None:
         """Forget the last step, which its gate has kept from changing anything."""
         self.num_steps -= 1
@@ -232,6 +263,13 @@ class SplatAdam:
         """Zero both moments of the tensor `name`."""
         self.exp_avg.tensors()[name].zero_()
         self.exp_avg_sq.tensors()[name].zero_()
+
+
+def _adam_of_batch(rates: dict[str, float], batch_size: int, number: int) -> AdamStep:
+    """Return the step `number` on the sum of so many pictures' gradients, see `SplatAdam.step`."""
+    growth = math.sqrt(batch_size)
+    grown = {name: rate * growth for name, rate in rates.items()}
+    return AdamStep(grown, BETA1**batch_size, BETA2**batch_size, EPS / growth, number)
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 `begin_step` goes as far as the agreement on whether the step is made, and changes nothing; `TrainStep.apply`
 makes it. In a process alone the gradients of one view go back through the fused optimizer, and those of
-several views of a GPU are summed view by view. Several ranks exchange them. On a GPU the host may read the
+several views of a GPU are summed view by view. Several ranks exchange what their pictures show and the
+gradients of that, and the fused optimizer takes those of all pictures at once. On a GPU the host may read the
 numbers of a step late, after it is applied: a gate on the device decides then whether anything changes.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import ReadBack
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
@@ -39,6 +41,7 @@ from splatstudio.optimization.gradients import (
 from splatstudio.optimization.losses import psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.sharded_gradients import sharded_gradients
+from splatstudio.rendering.sharded_view import project_settings
 
 # Of a view and its picture [H, W, 3], without gradients: what the photograph is compared with.
 ShownOf = Callable[[TrainView, Tensor], Tensor]
@@ -116,10 +119,20 @@ class TrainStep:
             )
             return
         sums, num = gradients, gradients.num_views
-        visible = sums.seen if plan.visible_only else None
         # Means over this rank's Gaussians, which are a part of all, count as that part.
         share = num * len(self.gaussians) / max(sums.num_all, 1)
         regularization = _scaled(plan.regularization, share)
+        if sums.rows is not None:
+            self.optimizer.step_views(
+                self.gaussians,
+                sums.rows,
+                plan.rates,
+                settings=project_settings(self.gaussians, plan.options),
+                visible_only=plan.visible_only,
+                regularization=regularization,
+            )
+            return
+        visible = sums.seen if plan.visible_only else None
         self.optimizer.step(
             self.gaussians,
             sums.tensors,
@@ -138,15 +151,17 @@ def begin_step(
     rounds: Sequence[Sequence[TrainView]],
     inputs: StepInputs,
     *,
+    cameras: Sequence[Sequence[Sequence[Camera]]] = (),
     order: Sequence[int] = (),
     late: ShownOf | None = None,
 ) -> TrainStep:
     """Return the step down the sum of the losses of all views of all ranks; nothing has changed.
 
-    `gaussians` and `optimizer` are this rank's; `rounds` and `order` are as of `sharded_gradients`, and in a
-    process alone views in one order. Without `late` the host has read the numbers when this returns. With it,
-    on one GPU alone, all is queued, `TrainStep.gate` decides on the device, and `TrainStep.report` is to be
-    read later: `late` then gives what the first picture's PSNR is measured of, and pictures are let go.
+    `gaussians` and `optimizer` are this rank's; `rounds`, `cameras` and `order` are as of
+    `sharded_gradients`. A process alone needs no `cameras`, and takes views in one order. Without `late` the
+    host has read the numbers when this returns. With it, on one GPU alone, all is queued, `TrainStep.gate`
+    decides on the device, and `TrainStep.report` is to be read later: `late` then gives what the first
+    picture's PSNR is measured of, and pictures are let go.
 
     Raises LossNotFinite or OutOfMemory, on all ranks alike, where the numbers are read. A picture for which
     the capacity was too small is drawn again then.
@@ -156,7 +171,8 @@ def begin_step(
     alone = ranks.num_ranks == 1 and (len(views) == 1 or has_step_gates(gaussians.device))
     if not alone:
         optimizer.flush_lazy_rows(gaussians)
-        found = sharded_gradients(ranks, gaussians, rounds, inputs, order=order)
+        of_all = cameras or [[[view.camera for view in one]] for one in rounds]
+        found = sharded_gradients(ranks, gaussians, rounds, of_all, inputs, order=order)
         sums = found.sums
         return TrainStep(
             gaussians,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange
+from splatstudio.devices.transfer import ReadBack
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, ReturnBuffers, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
@@ -26,6 +27,7 @@ from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, Raste
 from splatstudio.rendering.render import RenderOptions, project, stages_for
 
 COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange
+PROBE_COLUMNS = 2  # of their gradients, where a strategy looks at absolute values
 CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
 
 
@@ -48,6 +50,7 @@ class Received:
     radii: Tensor  # [K, 2]
     counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
     route: ExchangeRoute  # back to those that have sent them
+    back: ReturnBuffers  # for the gradients of the rows
 
 
 def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
@@ -60,14 +63,33 @@ def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSet
 
 def cameras_of_all(ranks: Ranks, cameras: Sequence[Camera]) -> list[list[Camera]]:
     """Return every rank's cameras, of whatever sizes and numbers, rank 0's first."""
+    if ranks.num_ranks == 1:
+        return [list(cameras)]
+    return [cameras_of(part) for part in ranks.all_gather(camera_records(cameras))]
+
+
+def camera_records(cameras: Sequence[Camera]) -> Tensor:
+    """Return what is told of cameras, [C, CAMERA_NUMBERS] float64, for `cameras_of`."""
     records = torch.zeros(len(cameras), CAMERA_NUMBERS, dtype=torch.float64, device="cpu")
     for record, camera in zip(records, cameras, strict=True):
         size = [camera.width, camera.height, CAMERA_MODELS.index(camera.model)]
         numbers = np.concatenate([camera.viewmat.reshape(-1), camera.K.reshape(-1), size])
         record[:] = torch.from_numpy(numbers)
-    if ranks.num_ranks == 1:
-        return [list(cameras)]
-    return [[_camera(record) for record in part.numpy()] for part in ranks.all_gather(records)]
+    return records
+
+
+def cameras_of(records: Tensor) -> list[Camera]:
+    """Return the cameras of which `camera_records` has told."""
+    return [_camera(record) for record in records.numpy()]
+
+
+def by_round(records: Sequence[Tensor], sizes: Sequence[int]) -> list[list[list[Camera]]]:
+    """Return the cameras of which each rank has told, a round after the other, by round and rank.
+
+    `sizes` is how many a rank has in each round, all of them alike.
+    """
+    parts = [[cameras_of(part) for part in told.split(list(sizes))] for told in records]
+    return [list(one) for one in zip(*parts, strict=True)]
 
 
 def _camera(record: np.ndarray) -> Camera:
@@ -88,38 +110,53 @@ def project_for_all(
     """
     if stages_for(gaussians.means) is ops:
         gaussians = gaussians.detach()  # the way back is `add_gradients`
-    packed: list[Tensor] = []
-    visible: list[Tensor] = []
-    radii: list[Tensor] = []
+    seen: list[Projected] = []
     for camera in cameras:
         shown = gaussians if dropout is None else dropout.drawn(gaussians)  # each with a graph of its own
-        seen = project(shown, camera, settings)
-        rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
-        columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
-        packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))
-        visible.append(rows)
-        radii.append(seen.radii)
-    if len(packed) == 1:
-        rows = packed[0].detach()
-    else:
-        rows = (
-            torch.cat([part.detach() for part in packed])
-            if packed
-            else gaussians.means.new_zeros((0, sum(COLUMNS)))
-        )
+        seen.append(project(shown, camera, settings))
+    radii, visible = [each.radii for each in seen], _visible_rows(seen)
+    packed: list[Tensor] = []
+    for index in visible:
+        packed.append(_packed(seen.pop(0), index))  # one after the other makes room
+    rows = gaussians.means.new_zeros((0, sum(COLUMNS)), requires_grad=False)
+    if packed:
+        rows = torch.cat([part.detach() for part in packed]) if len(packed) > 1 else packed[0].detach()
     kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
     all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
     return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
 
 
+def _visible_rows(seen: Sequence[Projected]) -> list[Tensor]:
+    """Return for each camera the indices of what it sees; the host waits for a GPU but once."""
+    masks = [(each.radii > 0).all(dim=1) for each in seen]
+    if not masks:
+        return []
+    nums = ReadBack(*[mask.sum() for mask in masks]).read()
+    return [
+        torch.nonzero_static(mask, size=int(num)).squeeze(1) for mask, num in zip(masks, nums, strict=True)
+    ]
+
+
+def _packed(seen: Projected, rows: Tensor) -> Tensor:
+    """Return `rows` of what a camera sees as rows of the exchange, [M, 10]."""
+    columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
+    return torch.cat([column.index_select(0, rows) for column in columns], dim=1)
+
+
 def share(
-    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], packing: Fp16Packing | None = None
+    ranks: Ranks,
+    shared: Shared | None,
+    num_cameras: Sequence[int],
+    packing: Fp16Packing | None = None,
+    *,
+    num_back: int = 0,
 ) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
     `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. All ranks raise
-    OutOfMemory, before anything is sent, where any has no memory for that or for what comes.
+    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. `num_back`: how many
+    numbers of each row will be sent back. All ranks raise OutOfMemory, before anything is sent, where any has
+    no memory for that or for what comes, there and back.
     """
     most = max(num_cameras)
     counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
@@ -136,8 +173,8 @@ def share(
         raise OutOfMemory(failed)
     own = got[:, : num_cameras[ranks.rank]]
     route = ExchangeRoute(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), packing)
-    rows, radii = exchange(shared.rows, shared.radii, route)
-    return Received(rows, radii, own, route)
+    rows, radii, back = exchange(shared.rows, shared.radii, route, num_back)
+    return Received(rows, radii, own, route, back)
 
 
 def rows_of_camera(received: Received, camera: int) -> Tensor | slice:

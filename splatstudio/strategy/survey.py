@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from splatstudio.distributed.exchange import return_buffers, sent_back
+from splatstudio.distributed.exchange import sent_back
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import RasterSettings
@@ -44,8 +44,8 @@ def contributions(
         shared = project_for_all(
             gaussians.detach(), [camera for part in by_rank for camera in part], settings
         )
-    received = share(ranks, shared, [len(part) for part in by_rank])
-    v_rows = torch.zeros_like(received.rows)
+    received = share(ranks, shared, [len(part) for part in by_rank], num_back=sum(COLUMNS))
+    v_rows = received.back.given
     colors = slice(sum(COLUMNS) - COLUMNS[-1], sum(COLUMNS))
     for number, view in enumerate(views):
         rows = rows_of_camera(received, number)
@@ -60,7 +60,7 @@ def contributions(
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full
-    v_sent = sent_back(v_rows, received.route, return_buffers(v_rows, received.route))
+    v_sent = sent_back(received.back, received.route)
     result, first = [], 0
     for visible in shared.visible:
         each = gaussians.means.new_zeros((len(gaussians), 3), requires_grad=False)

@@ -9,7 +9,7 @@ import torch
 
 from splatstudio.distributed.exchange import RADII_WORDS, Fp16Packing, Packing
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.rendering.sharded_view import COLUMNS
+from splatstudio.rendering.sharded_view import COLUMNS, PROBE_COLUMNS
 from splatstudio.settings.config import Precision
 
 # Where a Gaussian lies, of what shape and how opaque it is travels exactly: alpha, depth and the order of
@@ -19,7 +19,6 @@ HALVES = Fp16Packing(
     rows=Packing(exact=(0, 1, 2, 3, 4, 5, 6), dtype=torch.float16),
     gradients=Packing(exact=(2, 3, 4), dtype=torch.bfloat16),
 )
-PROBE_COLUMNS = 2  # of the gradients, where a strategy looks at their absolute values
 WORD_BYTES = 4
 _KERNEL = Path("/proc/sys/kernel/random/boot_id")
 

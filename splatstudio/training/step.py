@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.corrections.corrections import Corrections
 from splatstudio.distributed.exchange import Fp16Packing
 from splatstudio.distributed.failures import Fault, unless_out_of_memory
@@ -152,6 +153,7 @@ class DrawnStep:
     plan: StepPlan
     batch: Batch
     rounds: list[list[TrainView]]  # this rank's views
+    cameras: Sequence[Sequence[Sequence[Camera]]] = ()  # of all views, by round and rank; (): of a rank alone
 
     def begin(self, parts: StepParts, *, late: bool = False) -> TrainStep:
         """Return the step with its gradients; see `begin_step`, also for what it raises.
@@ -167,6 +169,7 @@ class DrawnStep:
             population.optimizer,
             self.rounds,
             inputs,
+            cameras=self.cameras,
             order=self.batch.drawn,
             late=corrections.picture if late else None,
         )

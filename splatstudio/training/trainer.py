@@ -18,16 +18,17 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
 from splatstudio.checkpoints.saver import save_on_all_ranks
 from splatstudio.corrections.corrections import Corrections, check_agreement
-from splatstudio.distributed.failures import Fault, OutOfMemory, together
+from splatstudio.distributed.failures import Fault, OutOfMemory, told_together
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
-from splatstudio.optimization.gradients import LossNotFinite, StepPlan
+from splatstudio.optimization.gradients import LossNotFinite, StepPlan, TrainView
 from splatstudio.optimization.losses import DepthGuide, psnr
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
+from splatstudio.rendering.sharded_view import by_round, camera_records
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
 from splatstudio.strategy.after_step import grow, with_lower_limit
@@ -35,7 +36,7 @@ from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.strategy.population import PERSISTENT_ID, Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits
-from splatstudio.training.data.photo_queue import Batch, PhotoQueue
+from splatstudio.training.data.photo_queue import PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at
 from splatstudio.training.data.train_views import TrainViewMaker
 from splatstudio.training.memory_plan import photos_to_keep
@@ -296,17 +297,17 @@ class Trainer:
 
     def _next_photographs(self, index: int, config: TrainConfig, plan: StepPlan) -> DrawnStep:
         parts = self.parts
+        batch = parts.queue.next(config)
+        short, parts.population.short = parts.population.short, False
 
-        def batch_of_queue() -> Batch:
-            batch = parts.queue.next(config)
-            if parts.population.short:
-                parts.population.short = False
+        def views_of_batch() -> list[list[TrainView]]:
+            rounds = parts.views.of_batch(batch, index, config)
+            if short:  # only now: what all ranks draw by chance this one has drawn, too
                 raise MemoryError("there was no memory for what follows the step before")
-            return batch
+            return rounds
 
-        batch = together(self.ranks, batch_of_queue)
-        rounds = together(self.ranks, partial(parts.views.of_batch, batch, index, config))
-        return DrawnStep(index, config, plan, batch, rounds)
+        rounds, told = told_together(self.ranks, views_of_batch, _cameras_told)
+        return DrawnStep(index, config, plan, batch, rounds, by_round(told, [len(one) for one in rounds]))
 
     def _begin(self, drawn: DrawnStep) -> TrainStep:
         try:
@@ -422,6 +423,10 @@ class _MadeStep:
     pictures: tuple[Tensor, ...] = ()  # of this rank's views; none where the numbers were read late
     change: Change | None = None
     problem: str | None = None  # a sentence on what was left out
+
+
+def _cameras_told(rounds: Sequence[Sequence[TrainView]]) -> Tensor:
+    return camera_records([view.camera for one in rounds for view in one])
 
 
 def _require_photographs(scene: Scene) -> None:

@@ -1,13 +1,15 @@
 """Measure what ranks cost each other in a training, and say on paper where more of them stop helping.
 
 python tests/bench/scaling.py --scene SCENE --init model.ply --downscale 4 --ranks 1 2 4 --steps 20
+python tests/bench/scaling.py --shown 0.3 --seconds 0.005
 
 Processes of this machine, each with one photograph a step, train together over gloo. Of each step are
 printed: the seconds, those of the processor for a photograph, the shares of the seconds in which ranks wait
-for each other and in which they exchange rows, the megabytes that a rank sends, the Gaussians that a
-photograph shows, and the slowest rank's own work over the mean. More ranks than cores share these: then only
-the processor's seconds say something about scaling. From the rest follows the model printed below: what a
-step on GPUs would take, from the time of a photograph on one and from bandwidths, both stated.
+for each other and in which they exchange rows, the megabytes that a rank sends, its short messages, the
+Gaussians that a photograph shows, and the slowest rank's own work over the mean. More ranks than cores share
+these: then only the processor's seconds say something about scaling. From the rest, or without a scene from
+--shown, follows the model printed below (scaling_model.py): what a step on GPUs would take, from the time of
+a photograph on one, which is stated.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rank_processes import answers_of, meet
+from scaling_model import LINKS, Link, Load, efficiency, step_seconds
 from torch import Tensor
 
 from splatstudio.distributed.process_ranks import ProcessRanks
@@ -35,14 +38,8 @@ from splatstudio.training.trainer import Trainer
 # Of a visible Gaussian in the exchange and of its gradients.
 ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}
 WARM_UP = 3  # steps that are not measured
-SMALL_MESSAGES = 7  # a step: who has memory, cameras (their number and they), counts, losses
 
-# GB/s that a GPU sends while it receives as many, and seconds until the first byte is there.
-LINKS = {
-    "NVLink 4 (H100)": (450.0, 5e-6),
-    "PCIe 4.0 x16": (25.0, 10e-6),
-    "PCIe 5.0 x16": (50.0, 10e-6),
-}
+# GB/s that a node sends while it receives as many, and seconds until the first byte is there.
 NETWORKS = {"InfiniBand 8 x 400 Gb/s a node": (400.0, 10e-6), "Ethernet 100 Gb/s a node": (12.5, 30e-6)}
 
 
@@ -55,6 +52,7 @@ class Measured:
     waiting_share: float
     exchange_share: float
     bytes_sent: float  # by a rank
+    messages: float  # short ones, of a rank
     shown: float  # share of the Gaussians that a photograph shows
     imbalance: float  # the slowest rank's own work over the mean
     num_gaussians: int
@@ -62,20 +60,24 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--scene", type=Path, required=True)
+    parser.add_argument("--scene", type=Path, help="default: nothing is measured")
     parser.add_argument("--init", type=Path, help="the model to start from; default: the scene's points")
     parser.add_argument("--downscale", type=int, default=4)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--gaussians", type=float, default=3e6, help="of the model on paper")
-    parser.add_argument("--seconds", type=float, default=0.02, help="a photograph on one GPU takes, on paper")
+    parser.add_argument("--seconds", type=float, default=0.005, help="of a photograph on one GPU, on paper")
+    parser.add_argument("--shown", type=float, default=0.3, help="of the Gaussians, without a scene")
     parser.add_argument("--precision", choices=list(ROW_BYTES), default="fp32", help="of several ranks")
     arguments = parser.parse_args()
+    if arguments.scene is None:
+        on_paper(arguments.gaussians, arguments.shown * arguments.gaussians, arguments.seconds)
+        return
     config = replace(TrainConfig(), downscale=arguments.downscale, precision=arguments.precision)
     config = changed(config, "densify.enabled", False)
     if arguments.init:
         config = changed(config, "init", str(arguments.init.resolve()))
-    print("ranks   s/step  CPU s  views/s  waiting  exchange  MB sent  shown  slowest")
+    print("ranks   s/step  CPU s  views/s  waiting  exchange  MB sent  messages  shown  slowest")
     measured = {}
     for num_ranks in arguments.ranks:
         found = measured[num_ranks] = measure(num_ranks, arguments.scene, config, arguments.steps)
@@ -83,12 +85,13 @@ def main() -> None:
         print(
             f"{num_ranks:5} {found.step_seconds:8.3f} {found.cpu_seconds:6.3f} {rate:8.2f}"
             f" {found.waiting_share:8.1%} {found.exchange_share:9.1%} {found.bytes_sent / 1e6:8.2f}"
-            f" {found.shown:6.1%} {found.imbalance:7.2f}",
+            f" {found.messages:9.1f} {found.shown:6.1%} {found.imbalance:7.2f}",
             flush=True,
         )
     last = measured[max(measured)]
     check_bytes(max(measured), last, ROW_BYTES[arguments.precision])
-    on_paper(last.shown * arguments.gaussians, arguments.seconds, last.imbalance)
+    on_paper(arguments.gaussians, last.shown * arguments.gaussians, arguments.seconds)
+    print(f"Photographs that cost as unequally as here take another {1 - 1 / last.imbalance:.0%} off.")
 
 
 def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Measured:
@@ -103,6 +106,7 @@ def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Mea
         statistics.mean(waited / whole for step in rows for whole, waited, _ in step),
         statistics.mean(exchanged / whole for step in rows for whole, _, exchanged in step),
         statistics.mean(answer["bytes"] for answer in answers) / steps,
+        statistics.mean(answer["messages"] for answer in answers) / steps,
         statistics.mean(answer["shown"] for answer in answers),
         statistics.mean(max(own) / statistics.mean(own) for own in work),
         answers[0]["num_gaussians"],
@@ -110,9 +114,25 @@ def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Mea
 
 
 class TimedRanks(ProcessRanks):
-    """Ranks that know what of the time in collectives is for rows, when all have come."""
+    """Ranks that know the time in which rows are sent, when all have come, and count short messages."""
 
     rows_seconds = 0.0
+    messages = 0  # short ones
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Add as `ProcessRanks` does."""
+        self.messages += 1
+        return super().all_reduce(values)
+
+    def all_gather(self, rows: Tensor) -> list[Tensor]:
+        """Gather as `ProcessRanks` does."""
+        self.messages += 1
+        return super().all_gather(rows)
+
+    def all_to_all_counts(self, counts: Tensor) -> Tensor:
+        """Tell counts as `ProcessRanks` does."""
+        self.messages += 1
+        return super().all_to_all_counts(counts)
 
     def all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
@@ -138,19 +158,20 @@ def _train(
         ranks = timed = TimedRanks()
     trainer = Trainer(load_scene(scene, downscale=config.downscale), config, ranks=ranks)
     seen: list[float] = []
-    after_step = trainer.parts.strategy.after_step
+    strategy = trainer.parts.strategy
 
     def observed(population, observations, step):
         seen.extend(float((each.radii > 0).all(dim=1).sum()) for each in observations)
-        return after_step(population, observations, step)
 
-    trainer.parts.strategy.after_step = observed  # type: ignore[method-assign]
-    trainer.parts.strategy.observes = lambda _: True  # type: ignore[method-assign]
+    strategy.after_step = observed  # type: ignore[method-assign]
+    strategy.observes_at = lambda _: True  # type: ignore[method-assign]
+    strategy.changes_at = lambda _: False  # type: ignore[method-assign]
     times = []
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             seen.clear()
             sent_before, cpu_before = ranks.num_bytes, time.process_time()
+            told_before = timed.messages if timed else 0
         rows_before = timed.rows_seconds if timed else 0.0
         started, others_before = time.perf_counter(), ranks.seconds
         trainer.train_step()
@@ -163,6 +184,7 @@ def _train(
             "steps": times[WARM_UP:],
             "cpu": time.process_time() - cpu_before,
             "bytes": ranks.num_bytes - sent_before,
+            "messages": (timed.messages if timed else 0) - told_before,
             "shown": shown,
             "num_gaussians": trainer.num_gaussians,
         }
@@ -181,48 +203,40 @@ def check_bytes(num_ranks: int, measured: Measured, row: tuple[int, int]) -> Non
     )
 
 
-def on_paper(shown: float, seconds: float, imbalance: float) -> None:
+def on_paper(num_gaussians: float, shown: float, seconds: float) -> None:
     """Print how a step would grow with the ranks, of one photograph each, on links of stated bandwidth.
 
     A photograph shows `shown` Gaussians. Of them a rank gets all but its own from others, and sends as many.
     """
     print(
-        f"\nOn paper: {shown:,.0f} Gaussians shown, {seconds * 1e3:.0f} ms a photograph on one GPU, nothing"
-        " overlapped;\nefficiency = photographs a second over those of one GPU times the GPUs. Photographs"
-        f" that cost\nas unequally as here take another {1 - 1 / imbalance:.0%} off."
+        f"\nOn paper: {shown:,.0f} of {num_gaussians:,.0f} Gaussians shown,"
+        f" {seconds * 1e3:.1f} ms a photograph on one\nGPU, nothing overlapped;"
+        " efficiency = photographs a second over those of one GPU times the GPUs."
     )
     for precision, row in ROW_BYTES.items():
         print(f"--precision {precision}, {row[0]} + {row[1]} bytes a Gaussian there and back:")
-        _on_links(shown, seconds, sum(row))
+        load = Load(num_gaussians, shown, seconds, sum(row))
+        for link in LINKS:
+            line = [f"{num}: {efficiency(load, num, link):.0%}" for num in (2, 4, 8)]
+            print(f"  one node, {link.name:18} {link.bandwidth:5.0f} GB/s   {'   '.join(line)}")
+        _on_networks(load)
 
 
-def _on_links(shown: float, seconds: float, row: int) -> None:
-    for name, (bandwidth, latency) in LINKS.items():
-        line = [
-            f"{num}: {seconds / _in_node(shown * row, seconds, num, bandwidth, latency):.0%}"
-            for num in (2, 4, 8)
-        ]
-        print(f"  one node, {name:18} {bandwidth:5.0f} GB/s   {'   '.join(line)}")
+def _on_networks(load: Load) -> None:
+    in_node = 8 / step_seconds(load, 8, LINKS[0])
     for name, (bandwidth, latency) in NETWORKS.items():
-        steps = {nodes: _over_network(shown * row, seconds, nodes, bandwidth, latency) for nodes in (2, 4, 8)}
-        line = [f"{nodes} x 8: {seconds / step:.0%}" for nodes, step in steps.items()]
+        steps = {nodes: _over_network(load, nodes, bandwidth, latency) for nodes in (2, 4, 8)}
+        line = [f"{nodes} x 8: {load.seconds / step:.0%}" for nodes, step in steps.items()]
         print(f"  {name:38}   {'   '.join(line)}")
-        in_node = 8 / _in_node(shown * row, seconds, 8, *LINKS["NVLink 4 (H100)"])
         worth = [nodes for nodes, step in steps.items() if 8 * nodes / step > 1.2 * in_node]
         print(f"    {'faster than one node with ' + str(worth[0]) if worth else 'no faster than one node'}")
 
 
-def _in_node(num_bytes: float, seconds: float, num: int, bandwidth: float, latency: float) -> float:
-    """Return the seconds of a step of `num` GPUs of a node, each of which sends a share of `num_bytes`."""
-    sent = num_bytes * (num - 1) / num / (bandwidth * 1e9)
-    return seconds + sent + SMALL_MESSAGES * num * latency
-
-
-def _over_network(num_bytes: float, seconds: float, nodes: int, bandwidth: float, latency: float) -> float:
+def _over_network(load: Load, nodes: int, bandwidth: float, latency: float) -> float:
     """Return the seconds of a step of `nodes` of eight GPUs, which share what a node sends."""
-    num = 8 * nodes
-    outside = 8 * num_bytes * (num - 8) / num / (bandwidth * 1e9)
-    return seconds + outside + SMALL_MESSAGES * num * latency
+    num, memory = 8 * nodes, LINKS[0].memory
+    # What leaves a node is for the others alone, and of eight GPUs: as if each had so much of the line.
+    return step_seconds(load, num, Link("", bandwidth * (num - 1) / (8 * (num - 8)), latency, memory))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rank_pool import RankPool
 from sharded_training_tasks import config_of
 from shortage_tasks import no_memory
 from strategy_settings import COMMON, FAST
-from wary_tasks import NUM_EXCHANGES, Ending, fail_at, grow_unread
+from wary_tasks import NUM_EXCHANGES, Ending, fail_at, grow_unread, tell_unless
 
 from splatstudio.distributed.failures import OutOfMemory, is_out_of_memory
 from splatstudio.scene.scene import Scene
@@ -52,6 +52,15 @@ def test_what_succeeds_is_not_taken_back(pool: RankPool) -> None:
         [3, 1, 1, 2, 0, 1, 1, 2, 1, 2, 7],
         [3, 1, 1, 2, 0, 1, 1, 2, 1, 2, 7],
     ]
+
+
+def test_ranks_tell_in_one_message_how_their_work_went_and_what_came_of_it(pool: RankPool) -> None:
+    told = [((0, 2), []), ((1, 2), [1.1]), ((2, 2), [2.1])]
+    assert pool.run(3, tell_unless, {}) == [(rank, told) for rank in range(3)]
+    assert pool.run(3, tell_unless, {0: "memory", 2: "memory"}) == [(0, 2)] * 3
+    assert pool.run(3, tell_unless, {0: "memory", 2: "a photograph"}) == ["a photograph"] * 3
+    assert pool.run(1, tell_unless, {}) == [(0, told[:1])]
+    assert pool.run(1, tell_unless, {0: "memory"}) == [(0,)]
 
 
 def test_one_process_raises_its_own_error(pool: RankPool) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pretended_gpus import GPU, GpuGroup, is_marked, pretended
 from rank_pool import RankPool
-from sharded_training_tasks import GROWING, Plan, train
+from sharded_training_tasks import GROWING, Plan, train, waits_of_steps
 from strict_tasks import Known, train_on_gpus
 
 from splatstudio.distributed.ranks import Ranks
@@ -70,8 +70,15 @@ def test_a_step_needs_few_messages(pool: RankPool, blob_folder: Path) -> None:
     steps = 4
     settings = {**GROWING, "densify.enabled": False, "shapes.opacity_weight": 0.01}
     calls = pool.run(2, train_on_gpus, Plan(blob_folder, settings, steps))[0].calls
-    # Photographs found, and shots made; cameras; how much is seen; room for it; losses; room for gradients.
-    assert calls == {("host", "all_to_all"): 7 * steps, ("GPU", "all_to_all"): 2 * steps}
+    # The views' cameras; how much is seen; room for it; losses. Rows, and their gradients.
+    assert calls == {("host", "all_to_all"): 4 * steps, ("GPU", "all_to_all"): 2 * steps}
+
+
+def test_the_host_waits_for_a_gpu_only_where_it_reads_counts_and_losses(
+    pool: RankPool, blob_folder: Path
+) -> None:
+    settings = {**GROWING, "densify.enabled": False, "batch_size": 2}
+    assert pool.run(2, waits_of_steps, Plan(blob_folder, settings, 3)) == [[], []]
 
 
 def refused(ranks: Ranks, what: str) -> str:

@@ -15,7 +15,13 @@ from compared_trainings import SETTINGS, assert_same
 from rank_pool import RankPool
 from sharded_tasks import Case
 from sharded_training_tasks import Plan, Trained, train
-from shortage_tasks import copy_twice, descend_short, look_twice, train_short_of_photographs
+from shortage_tasks import (
+    chance_after_shortage,
+    copy_twice,
+    descend_short,
+    look_twice,
+    train_short_of_photographs,
+)
 from strategy_settings import COMMON, FAST, MCMC
 from worker_watcher import MANY, Launch
 
@@ -26,8 +32,8 @@ from splatstudio.runtime.messages import Failed, Job, Saved, TrainJob
 from splatstudio.runtime.rank import activity_of
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
-from splatstudio.settings.config import TrainConfig
-from splatstudio.training.data.photo_queue import Batch, PhotoQueue
+from splatstudio.scene.photo import Photo
+from splatstudio.training.data.photo_queue import PhotoQueue
 
 
 def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +58,15 @@ def test_a_rank_sees_its_share_of_the_machine_alone() -> None:
 def half_blind(job: Job, desk: WorkerContext) -> Activity:
     """Return what a rank does, of which rank 1 cannot read its photograph in the sixth step."""
     if desk.rank == 1:
-        calls, following = [0], PhotoQueue.next
+        calls, read = [0], PhotoQueue.photo
 
-        def unreadable(self: PhotoQueue, config: TrainConfig) -> Batch:
+        def unreadable(self: PhotoQueue, index: int) -> Photo:
             calls[0] += 1
-            batch = following(self, config)
             if calls[0] == 6:
                 raise ValueError("images/7.png cannot be read")
-            return batch
+            return read(self, index)
 
-        PhotoQueue.next = unreadable  # type: ignore[method-assign]
+        PhotoQueue.photo = unreadable  # type: ignore[method-assign]
     return activity_of(job, desk)
 
 
@@ -95,7 +100,8 @@ def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(
     "what",
     [
         ("splatstudio.distributed.exchange", "_buffers"),
-        ("splatstudio.optimization.sharded_gradients", "return_buffers"),
+        ("splatstudio.distributed.exchange", "return_buffers"),
+        ("splatstudio.optimization.sharded_gradients", "_own_views"),
         ("splatstudio.optimization.sharded_gradients", "_add_cameras"),
         ("splatstudio.optimization.sharded_gradients", "_observations"),
     ],
@@ -117,6 +123,12 @@ def test_photographs_without_memory_are_left_out_by_all(
     for ours, theirs in zip(hit, spared, strict=True):
         assert ours.losses == theirs.losses and len(ours.problems) == 1
     assert_same(hit[0].whole, spared[0].whole)
+
+
+def test_ranks_draw_alike_by_chance_after_a_shortage_of_one(pool: RankPool, blob_folder: Path) -> None:
+    plan = Plan(blob_folder, {**SETTINGS, "random_background": True}, 6)
+    first, second = pool.run(2, chance_after_shortage, plan, 1)
+    assert first == second
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -38,6 +38,7 @@ CASES = [
     Case((30, 0, 7, 200), (((0,), (1,), (NOTHING,), (3, 4)),), absgrad=True, antialiased=True),
     Case((200,), (((0, 1, 2),), ((3,),)), absgrad=True),
     Case((120, 80), (((NOTHING,), (NOTHING + 1,)),)),
+    Case((70, 130), (((0, 1, 2, 3, 4), (5, 6, 7, 8)),)),  # more views than the optimizer's kernel takes
 ]
 
 

@@ -203,6 +203,10 @@ def test_the_operators_say_truly_what_they_change() -> None:
     arguments = (rows, *zeros, *seen, view, options, rates, [0.01, 0.02], 1, done, history, 1, 45, False, 1)
     native = torch.ops.splatstudio
     torch.library.opcheck(native.project_adam.default, arguments, test_utils="test_schema")
+    places, v = torch.arange(10, dtype=torch.int32), torch.rand(10, 12)
+    views = ([places] * 2, [seen[1]] * 2, [v] * 2, view * 2, options * 2)
+    arguments = (rows, *zeros, *views, rates, [0.01, 0.02], 1, 45, False, 1)
+    torch.library.opcheck(native.project_adam_views.default, arguments, test_utils="test_schema")
     arguments = (rows[5], zeros[0][5], zeros[1][5], done, history, 1, 45, rates[-3:], 1)
     torch.library.opcheck(native.flush_lazy_adam.default, arguments, test_utils="test_schema")
     late = (done, history, 1, 45, rates[-3:], 1)

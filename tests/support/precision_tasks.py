@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from sharded_tasks import RATES, Case, Recorded, model, options_of, shard_of, shot_of
+from sharded_tasks import RATES, Case, Recorded, cameras_of_rounds, model, options_of, shard_of, shot_of
 from sharded_training_tasks import config_of
 from shortage_tasks import replaced
 from torch import Tensor
 
-from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange, return_buffers, sent_back
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange, sent_back
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.optimization.gradients import StepInputs, StepPlan
@@ -42,10 +42,11 @@ def swap(
     radii = torch.arange(2 * sum(own), dtype=torch.int32).view(-1, 2) * 40 + ranks.rank
     route = ExchangeRoute(ranks, own, [part[ranks.rank] for part in counts], halves)
     before = ranks.num_bytes
-    got_rows, got_radii = exchange(rows, radii, route)
+    got_rows, got_radii, back = exchange(rows, radii, route, num_back)
     there = ranks.num_bytes - before
     values = rows_of(9 + ranks.rank, list(route.received), num_back)
-    got_back = sent_back(values, route, return_buffers(values, route))
+    back.given.copy_(values)
+    got_back = sent_back(back, route)
     num_bytes = torch.tensor([there, ranks.num_bytes - before - there])
     return {"rows": got_rows, "radii": got_radii, "values": values, "back": got_back, "bytes": num_bytes}
 
@@ -62,7 +63,8 @@ def descend_in(
         StepPlan(options_of(case), RATES, True),
         packing=halves,
     )
-    step = begin_step(ranks, gaussians, optimizer, rounds, work)
+    cameras = cameras_of_rounds(ranks, rounds)
+    step = begin_step(ranks, gaussians, optimizer, rounds, work, cameras=cameras)
     step.apply()
     return step.pictures[0], optimizer.gradients
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from view_rows import summed
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.failures import OutOfMemory
@@ -19,7 +20,7 @@ from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
+from splatstudio.rendering.sharded_view import as_seen_from, cameras_of_all, drawn, gathered, received_for
 from splatstudio.strategy.population import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
@@ -61,6 +62,10 @@ class Recorded(SplatAdam):
     def step(self, gaussians, gradients, rates, *args, **options) -> None:
         self.gradients = gradients
         super().step(gaussians, gradients, rates, *args, **options)
+
+    def step_views(self, gaussians, views, rates, *, settings, **options) -> None:
+        self.gradients, _ = summed(gaussians, views, settings)
+        super().step_views(gaussians, views, rates, settings=settings, **options)
 
 
 def model(num: int) -> Gaussians:
@@ -104,6 +109,11 @@ def shard_of(whole: Gaussians, sizes: tuple[int, ...], rank: int) -> Gaussians:
     return whole[slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))]
 
 
+def cameras_of_rounds(ranks: Ranks, rounds: list[list[TrainView]]) -> list[list[list[Camera]]]:
+    """Return the cameras of all ranks' views, by round and rank."""
+    return [cameras_of_all(ranks, [view.camera for view in views]) for views in rounds]
+
+
 def descend_case(ranks: Ranks, case: Case) -> Outcome:
     gaussians = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
     optimizer = Recorded(gaussians.map(torch.zeros_like).detach(), gaussians.map(torch.zeros_like).detach())
@@ -115,9 +125,10 @@ def descend_case(ranks: Ranks, case: Case) -> Outcome:
 
     plan = StepPlan(options_of(case), RATES, True, case.visible_only, case.regularization)
     rounds = [[shot_of(view, masked=case.masked) for view in views[ranks.rank]] for views in case.views]
+    cameras = cameras_of_rounds(ranks, rounds)
     work = StepInputs(loss_of, plan, (exposure,))
     for _ in range(case.steps):
-        step = begin_step(ranks, gaussians, optimizer, rounds, work)
+        step = begin_step(ranks, gaussians, optimizer, rounds, work, cameras=cameras)
         step.apply()
     (v_exposure,) = step.others
     assert v_exposure is not None and step.result is not None
@@ -166,7 +177,7 @@ def descend_without_memory(ranks: Ranks, case: Case, failing: int) -> tuple[tupl
     told: tuple[int, ...] = ()
     try:
         inputs = StepInputs(lambda _, drawing: drawing.rgb.sum(), plan)
-        begin_step(ranks, shard, optimizer, rounds, inputs).apply()
+        begin_step(ranks, shard, optimizer, rounds, inputs, cameras=cameras_of_rounds(ranks, rounds)).apply()
     except OutOfMemory as error:
         told = error.ranks
     finally:

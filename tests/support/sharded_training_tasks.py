@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from host_watch import watched
 from torch import Tensor
 
 from splatstudio.distributed.failures import FAULT_VARIABLE
@@ -141,3 +142,13 @@ def evaluate_shards(ranks: Ranks, scene_folder: Path, fails_on: int) -> tuple[li
         error = type(raised).__name__
     trainer.close()
     return names, error
+
+
+def waits_of_steps(ranks: Ranks, plan: Plan) -> list[str]:
+    """Return what the host would wait for in steps on a GPU, but for what `ReadBack` reads."""
+    trainer = Trainer(load_scene(plan.scene), config_of(plan.settings, 200), ranks=ranks)
+    for _ in range(2):
+        trainer.train_step()
+    found = watched(lambda: [trainer.train_step() for _ in range(plan.steps)])
+    trainer.close()
+    return found

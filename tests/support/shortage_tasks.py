@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sharded_tasks import RATES, Case, model, options_of, shard_of, shot_of
-from sharded_training_tasks import Plan, Trained, train
+from sharded_tasks import RATES, Case, cameras_of_rounds, model, options_of, shard_of, shot_of
+from sharded_training_tasks import Plan, Trained, config_of, train
 from torch import Tensor
 
 from splatstudio.distributed.failures import OutOfMemory
@@ -85,27 +85,45 @@ def descend_short(
     plan = StepPlan(options_of(case), RATES, True)
     rounds = [[shot_of(view) for view in views[ranks.rank]] for views in case.views]
     work = StepInputs(lambda _, drawing: drawing.rgb.sum(), plan)
+    cameras = cameras_of_rounds(ranks, rounds)
     told: tuple[int, ...] = ()
     module = import_module(what[0])
     with replaced(module, what[1], no_memory if ranks.rank == failing else getattr(module, what[1])):
         try:
-            begin_step(ranks, shard, optimizer, rounds, work).apply()
+            begin_step(ranks, shard, optimizer, rounds, work, cameras=cameras).apply()
         except OutOfMemory as error:
             told = error.ranks
     pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)
     return told, all(torch.equal(*pair) for pair in pairs) and optimizer.num_steps == 0
 
 
-def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
-    """Train where a rank once has no memory for the photographs of its fourth step."""
+@contextmanager
+def _short_of_photographs(fails: bool) -> Iterator[None]:
+    """Let the fourth photograph be too much for memory, where the rank `fails`."""
     calls, target_of = [0], shots.target_of
 
     def short(*args: Any) -> Any:
         calls[0] += 1
-        return no_memory() if calls[0] == 4 and ranks.rank == failing else target_of(*args)
+        return no_memory() if calls[0] == 4 and fails else target_of(*args)
 
     with replaced(shots, "target_of", short):
+        yield
+
+
+def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
+    """Train where a rank once has no memory for the photographs of its fourth step."""
+    with _short_of_photographs(ranks.rank == failing):
         return train(ranks, plan)
+
+
+def chance_after_shortage(ranks: Ranks, plan: Plan, failing: int) -> list[int]:
+    """Train as `train_short_of_photographs` does; return the state of the rank's generator."""
+    trainer = Trainer(load_scene(plan.scene), config_of(plan.settings, 200), ranks=ranks)
+    with _short_of_photographs(ranks.rank == failing):
+        problems = [trainer.train_step().problem for _ in range(plan.steps)]
+    assert sum(problem is not None for problem in problems) == 1
+    trainer.close()
+    return trainer.parts.generator.get_state().tolist()
 
 
 def look_twice(ranks: Ranks, folder: Path, failing: int) -> list[tuple[str | None, int]]:

@@ -11,8 +11,9 @@ import torch
 from growth_tasks import same, state_of
 from sharded_training_tasks import config_of
 from shortage_tasks import no_memory, replaced
+from torch import Tensor
 
-from splatstudio.distributed.failures import FailedTogether, OutOfMemory, all_or_none, together
+from splatstudio.distributed.failures import FailedTogether, OutOfMemory, all_or_none, together, told_together
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
 from splatstudio.strategy import population as populations
@@ -29,6 +30,29 @@ class Ending:
     told: Any  # what it says, or the result
     num_undone: int  # how often the work was taken back
     num_all: int  # what the ranks say together afterward: they are in step
+
+
+def tell_unless(ranks: Ranks, failures: dict[int, str]) -> Any:
+    """Tell the others of as many rows as the rank's number, unless it fails; see `fail_at`."""
+
+    def work() -> int:
+        why = failures.get(ranks.rank, "")
+        if why == "memory":
+            no_memory()
+        if why:
+            raise ValueError(why)
+        return ranks.rank
+
+    def rows_of(rank: int) -> Tensor:
+        return torch.full((rank, 2), 0.1 + rank, dtype=torch.float64, device="cpu")
+
+    try:
+        own, told = told_together(ranks, work, rows_of)
+    except OutOfMemory as error:
+        return error.ranks
+    except FailedTogether as error:
+        return str(error)
+    return own, [(tuple(each.shape), each.unique().tolist()) for each in told]
 
 
 def fail_at(ranks: Ranks, failures: dict[int, tuple[int, str]]) -> Ending:

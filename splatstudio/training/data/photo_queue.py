@@ -24,7 +24,6 @@ class Batch:
     indices: tuple[int, ...]  # of the scene's views
     drawn: tuple[int, ...]  # the place of each in the order in which they were drawn
     rounds: tuple[tuple[int, ...], ...]  # this rank's places, a round at a time
-    photos: Mapping[int, Photo]  # of this rank's places
 
 
 class PhotoQueue:
@@ -69,7 +68,7 @@ class PhotoQueue:
         self._prefetch(config)
 
     def next(self, config: TrainConfig) -> Batch:
-        """Return the photographs of the next step; ValueError for one that cannot be read."""
+        """Return which photographs the next step learns from; nothing is waited for."""
         per_round = config.batch_size * self._ranks.num_ranks
         num = per_round * config.accumulate
         self._draw(LOOKAHEAD * num)
@@ -77,11 +76,11 @@ class PhotoQueue:
         order = self._assigned(config, drawn)
         indices = tuple(drawn[place] for place in order)
         own = self._own(config, num)
-        photos = {place: self._loader.get(indices[place]) for place in own}
+        for place in own:
+            self._loader.prefetch(indices[place])
         self._prefetch(config)
         rounds = (range(start, start + per_round) for start in range(0, num, per_round))
-        own_rounds = tuple(tuple(place for place in one if place in photos) for one in rounds)
-        return Batch(indices, order, own_rounds, photos)
+        return Batch(indices, order, tuple(tuple(place for place in one if place in own) for one in rounds))
 
     def put_back(self, batch: Batch) -> None:
         """Let the photographs that were taken last be the next ones again."""
@@ -107,7 +106,7 @@ class PhotoQueue:
         return frozenset(indices[order[place]] for place in self._own(config, num))
 
     def photo(self, index: int) -> Photo:
-        """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""
+        """Return the photograph of view `index`, waiting for it; ValueError if it is unreadable."""
         return self._loader.get(index)
 
     def close(self) -> None:

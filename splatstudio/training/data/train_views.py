@@ -94,16 +94,17 @@ class TrainViewMaker:
         self._uploads = PhotoUploads(device, keep_bytes=keep_bytes)
 
     def of_batch(self, batch: Batch, step: int, config: TrainConfig) -> list[list[TrainView]]:
-        """Return this rank's views of the step after `step` others, a round at a time."""
-        backgrounds = [self._corrections.behind(config, self._generator) for _ in batch.indices]
+        """Return this rank's views of the step after `step` others, a round at a time.
 
+        Raises ValueError for a photograph that cannot be read. What is drawn by chance is drawn before.
+        """
+        backgrounds = [self._corrections.behind(config, self._generator) for _ in batch.indices]
         divisor = divisor_at(step, config)
 
         def view_at(place: int) -> TrainView:
             number = batch.drawn[place]
-            view = self.of_photo(
-                batch.indices[place], batch.photos[place], backgrounds[number], config, divisor
-            )
+            index = batch.indices[place]
+            view = self.of_photo(index, self._queue.photo(index), backgrounds[number], config, divisor)
             return random_crop(view, step, config, number)
 
         rounds = [[view_at(place) for place in places] for places in batch.rounds]

@@ -23,7 +23,9 @@ from splatstudio.operating_system import NO_LOCKS, content, remove_locked, rewri
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 
 FORMAT_VERSION = 1
-PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
+# What a user may have made before the first step.
+PATHS_FOLDER = "camera_paths"
+CROP_FILE = "crop.json"
 STEP_FOLDER = re.compile(r"step_(\d{8,})")  # of a complete checkpoint, in ckpts/
 
 MOST_BYTES = 4096  # of a lock file
@@ -170,10 +172,13 @@ def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether `path` holds something, so that no new run can use it; camera paths are no hindrance."""
+    """Return whether `path` holds something, so that no new run can use it.
+
+    Camera paths and a crop box, which may have been made before the first step, are no hindrance.
+    """
     if not path.is_dir():
         return path.exists()
-    return any(entry.name != PATHS_FOLDER for entry in path.iterdir())
+    return any(entry.name not in (PATHS_FOLDER, CROP_FILE) for entry in path.iterdir())
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -15,8 +15,10 @@
         "input:not([type=hidden]), textarea, [role=slider]") ?? []];
       const nameless = fields.filter(field => field.id !== label.htmlFor);
       const several = nameless.filter(field => field.matches("input")).length > 1;
-      nameless.forEach((field, number) =>
-        name(field, several ? `${label.textContent}, ${"XYZ"[number] ?? number + 1}` : label.textContent));
+      nameless.forEach((field, number) => {
+        name(field, several ? `${label.textContent}, ${"XYZ"[number] ?? number + 1}` : label.textContent);
+        if (nameless.length === 3 && several) field.parentElement.dataset.ssAxis = "xyz"[number];
+      });
     }
   };
 

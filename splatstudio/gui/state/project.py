@@ -9,12 +9,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
+
 from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
     newest_checkpoint,
     newest_known_checkpoint,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
@@ -505,3 +507,18 @@ def has_sky(path: Path) -> bool:
         return config_of_checkpoint(folder).sky.enabled
     except ValueError:  # damaged: who opens it says so
         return False
+
+
+def transform_of(project: Project) -> np.ndarray | None:
+    """Return the transform from the coordinates of the files to the page's, [4, 4]; None: the same."""
+    if project.scene is not None:
+        return project.scene.transform
+    folder = project.model_path
+    if folder is None or not (folder / "manifest.json").exists():
+        return None
+    try:
+        # A checkpoint whose scene is gone still lies in that scene's frame.
+        return np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
+    except ValueError:
+        # The worker, which needs all of the checkpoint, says what is wrong with it.
+        return None

@@ -17,10 +17,9 @@ import viser.transforms
 
 from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe
 from splatstudio.cameras.path_file import read_camera_path, write_camera_path
-from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.files.outputs import make_folder
 from splatstudio.files.run import PATHS_FOLDER
-from splatstudio.gui.state.project import Project
+from splatstudio.gui.state.project import Project, transform_of
 from splatstudio.gui.state.viewpoint import frustum_size, positions_of
 from splatstudio.gui.theme import ACCENT, TEST_COLOR
 from splatstudio.scene.scene import Scene
@@ -187,7 +186,7 @@ class PathStore:
     def __init__(self, project: Project, tell: Callable[[str], None] = lambda _: None):
         """Call `tell` with a sentence when a path cannot be written, once until one can."""
         self._project, self._tell = project, tell
-        self.transform = _transform_of(project)  # from the files' coordinates to the page's; None: the same
+        self.transform = transform_of(project)  # from the files' coordinates to the page's; None: the same
         self._unsaved: dict[str, CameraPath] = {}  # the newest of each name, until it is on the disk
         self._due = 0.0
         self._closed = False
@@ -294,20 +293,6 @@ class PathStore:
                 self._changed.notify_all()
             if newly_failed:
                 self._tell(problem)
-
-
-def _transform_of(project: Project) -> np.ndarray | None:
-    if project.scene is not None:
-        return project.scene.transform
-    folder = project.model_path
-    if folder is None or not (folder / "manifest.json").exists():
-        return None
-    try:
-        # A checkpoint whose scene is gone still lies in that scene's frame.
-        return np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
-    except ValueError:
-        # The worker, which needs all of the checkpoint, says what is wrong with it.
-        return None
 
 
 def plain_name(text: str) -> str:

@@ -40,6 +40,8 @@ CORNERS = np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [
 EDGES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
 # Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
 FACES = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]], np.uint32)
+# viser hears clicks also where the mesh would be without its places and scales: in so small a one nobody meets it.
+UNPLACED = 1e-4
 CAMERA_PIXELS, PATH_PIXELS, HANDLE_PIXELS = 1.5, 2.0, 90.0  # of lines, and of the handles
 
 ROOT = "/camera_path"  # what a preview hides in one browser
@@ -358,11 +360,11 @@ class Frustums:
         )
         clicked = scene.add_batched_meshes_simple(
             bodies,
-            CORNERS,
+            UNPLACED * CORNERS,
             FACES,
             viser.transforms.SO3.from_matrix(self.rotations).wxyz,
             self.positions,
-            batched_scales=self.scales,
+            batched_scales=self.scales / UNPLACED,
             batched_colors=self.colors,
             opacity=opacity,
             lod="off",
@@ -423,7 +425,7 @@ class SceneOverlay:
         """Draw the cameras `factor` times as large as usual."""
         self._factor = factor
         self._draw_edges()
-        self._bodies.batched_scales = (factor * self._frustums.scales).astype(np.float32)
+        self._bodies.batched_scales = (factor / UNPLACED * self._frustums.scales).astype(np.float32)
 
     def leave_out(self, index: int | None) -> None:
         """Draw no edges of this camera, whose picture they would cover for who stands in it; None: all."""

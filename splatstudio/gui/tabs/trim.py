@@ -22,8 +22,8 @@ from splatstudio.gui.theme import note_html
 BOX_COLOR = (255, 214, 92)
 ROOT = "/crop"
 HANDLE_PIXELS = 55.0  # of the arrow at each side
-STEPS_ACROSS = 200.0  # of a field, at least, from one side of the first box to the other
-BOX_RADII = 3.0  # times the model's radius: half a side of the first box
+STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
+BOX_RADII = 2.0  # times the model's radius: half a side of the first box
 
 
 class TrimSection(Panel):
@@ -144,7 +144,7 @@ class TrimSection(Panel):
 
 def field_step(side: float) -> float:
     """Return by how much an arrow of a field moves the side of a box that is `side` long: a power of ten."""
-    return 10.0 ** math.floor(math.log10(max(side, 1e-6) / STEPS_ACROSS))
+    return 10.0 ** round(math.log10(max(side, 1e-6) / STEPS_ACROSS))
 
 
 @dataclass(frozen=True)

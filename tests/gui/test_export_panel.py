@@ -155,7 +155,7 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     changed_by_a_user(first._from, (-0.125, -1.0, -2.0), first._move)
     changed_by_a_user(first._opacity, 0.25, first._change)
     first.close()
-    assert (run / "crop.json").exists() and str(run / "crop.json") in first._said.content
+    assert (run / "crop.json").exists() and "crop.json" in first._said.content
     shown: list[Trim] = []
     again = TrimSection(page, shown.append)
     assert again.trim == first.trim == shown[-1] and again.trim.crop is not None

@@ -101,9 +101,13 @@ def type_negative_fractions(screen: Screen) -> None:
 def drag_a_side_of_the_box(screen: Screen) -> None:
     """Pull the arrow of a side toward the middle: that side comes along, and is there after all else."""
     trim = screen.panel(ExportPanel)._trim
-    center = np.array(screen.client.camera.look_at)
+    screen.wait(lambda: len(trim._box._handles) == 6, "there are arrows")
+    low, high = np.array(trim.trim.crop).reshape(2, 3)
+    center, seen_from = (low + high) / 2.0, np.array(screen.client.camera.position)
+    away = seen_from - np.array(screen.client.camera.look_at)
     with screen.client.atomic():
-        screen.client.camera.position = center + 3.0 * (np.array(screen.client.camera.position) - center)
+        screen.client.camera.position = center + 2.2 * np.linalg.norm(high - low) * away / np.linalg.norm(away)
+        screen.client.camera.look_at = center
     screen.settle()
     canvas = screen.box(screen.page.locator(CANVAS))
 
@@ -118,7 +122,6 @@ def drag_a_side_of_the_box(screen: Screen) -> None:
         inside &= spot(place) < np.array([canvas["x"] + canvas["width"], canvas["y"] + canvas["height"]]) - 70
         return float(np.linalg.norm(spot(place) - spot(center)) * inside.all())
 
-    screen.wait(lambda: len(trim._box._handles) == 6, "there are arrows")
     face = max(FACES, key=length)
     place = np.array(trim._box._handles[face].position)
     before = np.array(trim.trim.crop)

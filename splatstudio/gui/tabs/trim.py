@@ -132,7 +132,7 @@ class TrimSection(Panel):
         with self._drawing:
             trim = self.trim
             self._hide.visible = self._said.visible = not trim.keeps_all
-            self._said.content = note_html(f"Kept in {self._file}", mark="kept-trim")
+            self._said.content = note_html(f"Kept in {self._file.name}", mark="kept-trim")
             hidden = trim if self._hide.value else KEEP_ALL
             if hidden != self._told:
                 self._told = hidden

@@ -145,7 +145,7 @@ def event_line(event: messages.Event, to_stop: str) -> str | None:
         return f"State: {event.state}"
     if isinstance(event, messages.Saved):
         return f"Saved {event.path}"
-    if isinstance(event, (messages.Warned, messages.Failed)):
+    if isinstance(event, (messages.EvaluationStopped, messages.Warned, messages.Failed)):
         return event.sentence
     return None
 

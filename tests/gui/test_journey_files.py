@@ -105,8 +105,9 @@ def drag_a_side_of_the_box(screen: Screen) -> None:
     low, high = np.array(trim.trim.crop).reshape(2, 3)
     center, seen_from = (low + high) / 2.0, np.array(screen.client.camera.position)
     away = seen_from - np.array(screen.client.camera.look_at)
+    away *= 2.2 * np.linalg.norm(high - low) / np.linalg.norm(away)
     with screen.client.atomic():
-        screen.client.camera.position = center + 2.2 * np.linalg.norm(high - low) * away / np.linalg.norm(away)
+        screen.client.camera.position = center + away
         screen.client.camera.look_at = center
     screen.settle()
     canvas = screen.box(screen.page.locator(CANVAS))

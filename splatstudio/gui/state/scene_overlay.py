@@ -40,7 +40,7 @@ CORNERS = np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [
 EDGES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
 # Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
 FACES = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]], np.uint32)
-# viser hears clicks also where the mesh would be without its places and scales: in so small a one nobody meets it.
+# viser hears clicks also where the mesh is without its places and scales: nobody meets so small a one.
 UNPLACED = 1e-4
 CAMERA_PIXELS, PATH_PIXELS, HANDLE_PIXELS = 1.5, 2.0, 90.0  # of lines, and of the handles
 

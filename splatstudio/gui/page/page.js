@@ -108,52 +108,6 @@
     passing = false;
   }, true);
 
-  // The line between photograph and model, or between two models, is dragged where it is seen: its slider gets what it would be set to.
-  const near = 8;  // px
-  const divider = canvas => {
-    const told = document.querySelector("[data-photo-span]") ?? document.querySelector("[data-span]");
-    const span = (told?.dataset.photoSpan ?? told?.dataset.span)?.split(" ").map(Number);
-    const name = told?.dataset.slider ?? "Photo | model";
-    const label = [...document.querySelectorAll("label")].find(each => each.textContent === name);
-    const field = label && document.getElementById(label.htmlFor)?.parentElement.querySelector("input[inputmode]");
-    if (!span || !field || canvas.tagName !== "CANVAS") return null;
-    const box = canvas.getBoundingClientRect();
-    return {field, left: box.left + span[0] * box.width, width: span[1] * box.width};
-  };
-  const onLine = event => {
-    const line = divider(event.target);
-    return line && Math.abs(event.clientX - line.left - Number(line.field.value) * line.width) <= near;
-  };
-  let dragged = null;
-  addEventListener("pointerdown", event => {
-    if (event.button || !onLine(event)) return;
-    event.stopImmediatePropagation();
-    event.preventDefault();
-    dragged = event.target;
-    dragged.setPointerCapture(event.pointerId);
-  }, true);
-  addEventListener("pointermove", event => {
-    if (dragged) {
-      event.stopImmediatePropagation();
-      const line = divider(dragged);
-      if (!line) return;
-      const share = Math.min(Math.max((event.clientX - line.left) / line.width, 0), 1);
-      write.call(line.field, share.toFixed(2));
-      line.field.dispatchEvent(new InputEvent("input", {bubbles: true}));
-    } else if (event.target.tagName === "CANVAS" && !event.buttons) {
-      // viser has a hand there over what can be clicked.
-      const style = event.target.style;
-      if (onLine(event)) style.cursor = "ew-resize";
-      else if (style.cursor === "ew-resize") style.cursor = "";
-    }
-  }, true);
-  for (const kind of ["pointerup", "pointercancel"])
-    addEventListener(kind, event => {
-      if (!dragged) return;
-      event.stopImmediatePropagation();
-      dragged = null;
-    }, true);
-
   // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has
   // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
   let missed = 0, told = null;

@@ -145,7 +145,7 @@ class PhotoCache:
 
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
         try:
-            photo = self._scene.photo(index)
+            photo = self._scene.whole_photo(index)
         except (ValueError, OSError) as error:
             return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
         return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))

@@ -457,7 +457,7 @@ class StatusPanel(Panel):
         task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
         viewers, newer = self.page.viewport.num_viewers, controller.newer_step
-        self._head.content = header_html(project.name, told, viewers, task, other, newer)
+        self._head.content = header_html(project.title, told, viewers, task, other, newer)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
         self._more.visible = more = controller.can_train_more

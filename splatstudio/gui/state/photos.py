@@ -16,8 +16,7 @@ import simplejpeg
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.inputs import read_input
-from splatstudio.files.run import Run
-from splatstudio.gui.state.history import newest_scores
+from splatstudio.files.run import Run, newest_scores
 from splatstudio.gui.state.viewpoint import Viewpoint
 from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE, color_table
 from splatstudio.rendering.modes import Legend

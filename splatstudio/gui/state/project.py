@@ -84,6 +84,12 @@ class Project:
         return self.path.resolve().name
 
     @property
+    def title(self) -> str:
+        """Return what tells it from other runs of the same scene."""
+        run = self.name if self.run_dir is None else self.run_dir.resolve().name
+        return run if run.startswith(self.name) else f"{self.name} · {run}"
+
+    @property
     def _place(self) -> Path:
         """Return beside what files go where there is no run: a checkpoint's folder holds its own alone."""
         return self.path.resolve().parent if SHARD_NAME.fullmatch(self.path.name) else self.path

@@ -85,6 +85,8 @@ def make_paths_ready_made(screen: Screen) -> None:
             "small photographs, a whole video"
         )
     assert screen.draft.path.duration > 0
+    told = screen.page.get_by_text("The video has another size", exact=True)
+    assert told.count() == 1, "it is said, once: the others have the same"
     screen.choose("Size", "Square (1080 × 1080)")
     screen.wait(lambda: screen.draft.path.width == 1080, "the size is taken")
     screen.seen("Orbit").click()

@@ -239,8 +239,17 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     ply = path.with_suffix(".ply")
     screen.page.get_by_text(str(ply)).first.wait_for()
     assert len(read_ply(ply)) == len(model) == int(screen.text("splats").replace(",", ""))
+    download_it = screen.page.get_by_role("button", name=f"Download {ply.name}")
+    height = screen.page.evaluate("innerHeight")
+    screen.wait(
+        lambda: (box := screen.box(download_it))["y"] + box["height"] <= height + 1, "it is brought to sight"
+    )
+    field = screen.field("File")
+    screen.wait(lambda: field.get_attribute("title") == str(ply), "the whole path, where the field cuts it")
+    left, whole, shown = field.evaluate("e => [e.scrollLeft, e.scrollWidth, e.clientWidth]")
+    assert left >= whole - shown - 1 > 0, "its end is shown"
     with screen.page.expect_download() as download:
-        screen.page.get_by_role("button", name=f"Download {ply.name}").click()
+        download_it.click()
     assert Path(download.value.path()).read_bytes() == ply.read_bytes()
     screen.close_notices()
     in_files = ply.read_bytes()

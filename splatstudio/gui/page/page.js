@@ -108,6 +108,28 @@
     passing = false;
   }, true);
 
+  // Of a path that is longer than its field the end is shown, which tells files apart, and all of it as a tooltip.
+  setInterval(() => {
+    for (const field of document.querySelectorAll(".mantine-TextInput-input")) {
+      const long = field.scrollWidth > field.clientWidth && /[/\\]/.test(field.value);
+      if (field.title !== (long ? field.value : "")) field.title = long ? field.value : "";
+      if (long && document.activeElement !== field) field.scrollLeft = field.scrollWidth;
+    }
+  }, 300);
+
+  // What a button has started is seen below it, and what came of it: both are brought to sight where they appear.
+  let seen = null;
+  const results = () => [...document.querySelectorAll("#root button")].filter(each =>
+    each.offsetParent && /^(Cancel$|Download )/.test(each.textContent));
+  const labels = () => results().map(each => each.textContent);
+  document.addEventListener("click", event => { if (event.target.closest?.("button")) seen = labels(); }, true);
+  setInterval(() => {
+    const come = seen && results().find(each => !seen.includes(each.textContent));
+    if (!come) return;
+    seen = labels();
+    come.scrollIntoView({block: "nearest", behavior: "smooth"});
+  }, 250);
+
   // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has
   // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
   let missed = 0, told = null;

@@ -71,7 +71,7 @@ def why_to_keep(run_dir: Path) -> str | None:
         )
     with suppress(ValueError, OSError):
         if Run.open(run_dir).scene_path.resolve().is_relative_to(run_dir.resolve()):
-            return f"the photographs of {run_dir} lie in it, so nothing is deleted: move them elsewhere first"
+            return f"the photos of {run_dir} lie in it, so nothing is deleted: move them elsewhere first"
     return None
 
 

@@ -409,7 +409,7 @@ def project_of(card: RunCard) -> AttachedProject:
         scene = None
     if scene is None:
         note = (
-            f"The photographs and the run folder {card.run_dir} are not on this machine: the page shows the"
+            f"The photos and the run folder {card.run_dir} are not on this machine: the page shows the"
             " model without them, and what is exported or rendered stays on the training's machine."
         )
         return replace(project, notes=(note,))

@@ -204,7 +204,7 @@ def download_and_open_the_path(screen: Screen, copy: Path) -> None:
 
 def render_a_video_beside_the_training(screen: Screen, video: Path, run: Path) -> Model:
     """Render a video while the training goes on, then pause, and return the model."""
-    screen.choose("Size", "As the photographs")
+    screen.choose("Size", "As the photos")
     screen.wait(lambda: screen.draft.path.width == 48, "the size is taken")
     step = screen.step
     screen.button("Render 61 frames").click()

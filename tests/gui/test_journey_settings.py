@@ -154,7 +154,7 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     screen.choose("Preset", "mcmc")
     told = f"{PRESETS['mcmc'].description} Limit here: 70 splats. Changed: steps."
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
-    screen.choose("Photographs", "1/2, 24 × 20 px")
+    screen.choose("Photos", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")
     screen.page.get_by_text("Capture issues").click()
     for label in (

@@ -59,7 +59,7 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     screen.tab("Train")
     screen.button("Evaluate now").click()
     screen.wait(lambda: screen.text("test-psnr").endswith("dB"), "the evaluation is shown")
-    for title in ("Loss", "PSNR", "Splats", "Steps a second"):
+    for title in ("Loss", "PSNR", "Splats", "it/s"):
         screen.page.locator(".u-title", has_text=title).wait_for()
     resume_by_the_palette(screen)
     screen.wait(lambda: screen.step > step + 20, "training goes on")
@@ -108,7 +108,7 @@ def click_on_a_camera(screen: Screen) -> None:
 def see_the_process_at_work(screen: Screen) -> None:
     """See the training's process on the CPU in the Devices tab."""
     row = screen.page.locator('[data-splatstudio="device"]')
-    screen.wait(lambda: "ms/step" in row.first.inner_text(), "the rank's figures stand beside it")
+    screen.wait(lambda: "ms a step" in row.first.inner_text(), "the rank's figures stand beside it")
     assert row.count() == 1
     text = row.inner_text()
     assert "CPU rank 0" in text and "this app" in text
@@ -249,7 +249,7 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     left, whole, shown = field.evaluate("e => [e.scrollLeft, e.scrollWidth, e.clientWidth]")
     assert left >= whole - shown - 1 > 0, "its end is shown"
     with screen.page.expect_download() as download:
-        download_it.click()
+        screen.page.get_by_role("button", name=f"Download {ply.name}").click()
     assert Path(download.value.path()).read_bytes() == ply.read_bytes()
     screen.close_notices()
     in_files = ply.read_bytes()

@@ -51,7 +51,7 @@ def test_deleting_asks_once_and_says_what_goes(page: StartPage, folder: Path) ->
     way = next(way for way in ways if way.endswith("one"))
     status, asked = visitor.get(way)
     assert status == 200 and (folder / "runs" / "one").exists(), "the first click deletes nothing"
-    for told in ("12,000", "photographs stay", str(folder / "photos"), "Delete this run", ">Size<"):
+    for told in ("12,000", "photos stay", str(folder / "photos"), "Delete this run", ">Size<"):
         assert told in asked, told
     assert visitor.ask("/run", do="delete", key=visitor.key, folder=str(folder / "runs/one"))[0] == 303
     assert not (folder / "runs" / "one").exists() and (folder / "photos").exists()

@@ -158,7 +158,7 @@ def run_page(content: RunContent, key: str, reason: str | None) -> str:
     else:
         delete = (
             "<p>All of the above goes, and cannot be brought back: models, scores, exports and renders in"
-            " this folder. The photographs stay, and so does all that lies elsewhere.</p>"
+            " this folder. The photos stay, and so does all that lies elsewhere.</p>"
             f'<form action="{RUN}" class="deeds">{given}<button name="do" value="delete" class="danger">'
             "Delete this run</button></form>"
         )

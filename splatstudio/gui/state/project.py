@@ -292,7 +292,7 @@ def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
     try:
         return remember_images(run, images), ()
     except OSError as error:
-        return run, (f"{run.path} cannot keep where its photographs are ({error}): name --images again.",)
+        return run, (f"{run.path} cannot keep where its photos are ({error}): name --images again.",)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
@@ -464,7 +464,7 @@ def _shortage(project: Project) -> Notice | None:
     wanted = splats_wanted(project.config, scene)
     if wanted <= plan.num_splats:
         return None
-    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photographs")
+    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photos")
     return Notice("May not fit", sentences, bad=True)
 
 

@@ -14,13 +14,13 @@ GROUPS = {
     "": "Training",
     "optim": "Learning rates",
     "densify": "Densification",
-    "exposure": "Exposure of photographs",
+    "exposure": "Exposure of photos",
     "poses": "Places of cameras",
     "sky": "Sky",
     "shapes": "Shapes of splats",
     "dropout": "Splats left out by chance",
     "absgrad": "Densification by absolute gradients",
-    "fast": "Densification where photographs agree",
+    "fast": "Densification where photos agree",
 }
 
 # What a setting is called whose name alone says too little below its heading.

@@ -75,7 +75,7 @@ def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
     """
     if entry is None and file is not None:
         return note_html(
-            f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
+            f"No runs here. To compare {file.name} with photos, name the folder of its scene below."
         )
     if entry is None:
         return note_html("No models here yet: a checkpoint appears when it is saved.")

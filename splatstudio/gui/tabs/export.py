@@ -40,14 +40,14 @@ class ExportPanel(Panel):
         self._cameras = gui.add_checkbox(
             "Also export cameras",
             False,
-            hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
+            hint="The photos' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
             "where the training learned poses.",
             visible=has_scene,
         )
         self._normals = gui.add_checkbox(
             "Normals",
             False,
-            hint="The shortest axis of each splat: on the side of the nearest photograph's camera, or "
+            hint="The shortest axis of each splat: on the side of the nearest photo's camera, or "
             "without a scene away from the model's middle. Else 0.",
         )
         export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)

@@ -37,7 +37,7 @@ from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
 from splatstudio.settings.setting import typed_output
 
-CUSTOM, PHOTO = "Custom", "As the photographs"
+CUSTOM, PHOTO = "Custom", "As the photos"
 SIZES = {
     "720p (1280 × 720)": (1280, 720),
     "1080p (1920 × 1080)": (1920, 1080),
@@ -353,7 +353,7 @@ class PathChoice(Panel):
         }
         self._ready = {EMPTY: lambda: CameraPath(())} | (ready if cameras else {})
         new = self.gui.add_button_group(
-            "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photographs' cameras."
+            "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photos' cameras."
         )
         when_user(new, lambda _, kind: self._make(kind))
 

@@ -188,7 +188,7 @@ class PhotoList:
             )
         ids = ", ".join(f'div:has(> [id="{element_id(button)}"])' for button in self._buttons)
         last = start + len(self._shown)
-        total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photographs"
+        total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photos"
         num_bad = int(bad[self._order].sum()) if self._order else 0
         warning = f' · <span class="ss-bad">{num_bad} much worse than the others</span>' if num_bad else ""
         self._sheet.content = (

@@ -228,7 +228,7 @@ def test_the_newest_model_is_chosen_until_the_user_wants_an_older_one(page: Any,
     panel = evaluate_panel(page)
     assert saved(20) == 20 and "20" in panel._exported.value
     panel._list._pick(1, cast(Any, None))
-    assert panel._list.selected.step == 10
+    assert panel._list.selected == entry_of(panel, 10)
     assert saved(30) == 10, "who has chosen an older one keeps it"
     panel._list._pick(0, cast(Any, None))
     panel._exported.value = "mine.ply"

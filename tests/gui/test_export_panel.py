@@ -25,7 +25,7 @@ from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
 from splatstudio.gui.tabs.render import OutputSection
-from splatstudio.gui.tabs.trim import FACES, TrimSection
+from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded
@@ -193,7 +193,7 @@ def test_a_side_of_the_box_is_dragged_up_to_the_other_one(page: Any) -> None:
     section._crop.value = True
     section._draw()
     assert len(section._box._handles) == 6
-    upper = next(face for face in FACES if face.axis == 2 and face.is_upper)
+    upper = next(face for face in BOX_SIDES if face.axis == 2 and face.is_upper)
     handle = section._box._handles[upper]
 
     def drag(phase: str, to: float) -> None:
@@ -209,7 +209,7 @@ def test_a_side_of_the_box_is_dragged_up_to_the_other_one(page: Any) -> None:
     assert section._to.value[2] == -1.0 == handle.position[2], "it ends at the other side"
     outward = viser.transforms.SO3(handle.wxyz).as_matrix() @ np.eye(3)[2]
     assert outward[2] == pytest.approx(1.0)
-    lower = section._box._handles[FACES[0]]
+    lower = section._box._handles[BOX_SIDES[0]]
     assert (viser.transforms.SO3(lower.wxyz).as_matrix() @ np.eye(3)[0])[0] == pytest.approx(-1.0)
     section._crop.value = False
     section._draw()

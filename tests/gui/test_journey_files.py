@@ -14,7 +14,7 @@ from gui_parts import TIMEOUT
 from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.gui.tabs.export import ExportPanel
-from splatstudio.gui.tabs.trim import FACES, Face
+from splatstudio.gui.tabs.trim import BOX_SIDES, BoxSide
 from splatstudio.models.merging import place_of_merged
 from splatstudio.runtime.messages import Export
 
@@ -117,13 +117,13 @@ def drag_a_side_of_the_box(screen: Screen) -> None:
         x, y, z = camera.K @ (camera.viewmat @ [*point, 1.0])[:3]
         return np.array([x / z + canvas["x"], y / z + canvas["y"]])
 
-    def length(face: Face) -> float:
+    def length(face: BoxSide) -> float:
         place = np.array(trim._box._handles[face].position)
         inside = np.array([canvas["x"], canvas["y"]]) + 70 < spot(place)
         inside &= spot(place) < np.array([canvas["x"] + canvas["width"], canvas["y"] + canvas["height"]]) - 70
         return float(np.linalg.norm(spot(place) - spot(center)) * inside.all())
 
-    face = max(FACES, key=length)
+    face = max(BOX_SIDES, key=length)
     place = np.array(trim._box._handles[face].position)
     before = np.array(trim.trim.crop)
 

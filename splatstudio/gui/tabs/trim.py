@@ -112,7 +112,7 @@ class TrimSection(Panel):
         if event.client is not None:
             self._keep()
 
-    def _drag(self, face: Face, place: float) -> None:
+    def _drag(self, face: BoxSide, place: float) -> None:
         """Move one side of the box; what is typed and what is dragged is the same."""
         corner, other = (self._to, self._from) if face.is_upper else (self._from, self._to)
         end = other.value[face.axis]
@@ -148,7 +148,7 @@ def field_step(side: float) -> float:
 
 
 @dataclass(frozen=True)
-class Face:
+class BoxSide:
     """A side of the box: across which axis it lies, and at which end."""
 
     axis: int
@@ -166,18 +166,18 @@ class Face:
         return viser.transforms.SO3.exp(about * (0.0 if self.is_upper else math.pi)).wxyz
 
 
-FACES = tuple(Face(axis, is_upper) for axis in range(3) for is_upper in (False, True))
+BOX_SIDES = tuple(BoxSide(axis, is_upper) for axis in range(3) for is_upper in (False, True))
 
 
 class CropBox:
     """The box in the scene of all browsers, with an arrow at each side that is dragged."""
 
-    def __init__(self, server: viser.ViserServer, drag: Callable[[Face, float], None]):
+    def __init__(self, server: viser.ViserServer, drag: Callable[[BoxSide, float], None]):
         """Call `drag` with a side and where it is dragged to, on viser's event loop."""
         self._scene, self._drag = server.scene, drag
         self._lines: viser.LineSegmentsHandle | None = None
-        self._handles: dict[Face, viser.TransformControlsHandle] = {}
-        self._held: tuple[int | None, Face] | None = None  # the browser that drags, and which side
+        self._handles: dict[BoxSide, viser.TransformControlsHandle] = {}
+        self._held: tuple[int | None, BoxSide] | None = None  # the browser that drags, and which side
         self._corners: tuple[Corner, Corner] | None = None
         server.on_client_disconnect(self._left)
 
@@ -193,12 +193,12 @@ class CropBox:
         self._lines = self._scene.add_line_segments(
             f"{ROOT}/box", edges_of(corners), BOX_COLOR, thickness=2.0, thickness_units="screen"
         )
-        for face in FACES:
+        for face in BOX_SIDES:
             if face not in self._handles:
                 self._handles[face] = self._add_handle(face)
         self._place_handles()
 
-    def _add_handle(self, face: Face) -> viser.TransformControlsHandle:
+    def _add_handle(self, face: BoxSide) -> viser.TransformControlsHandle:
         x, y, z = (axis == face.axis for axis in range(3))
         handle = self._scene.add_transform_controls(
             face.name,
@@ -214,7 +214,7 @@ class CropBox:
         return handle
 
     # On the event loop: start, movements and end come in order.
-    async def _dragged(self, face: Face, event: viser.TransformControlsEvent) -> None:
+    async def _dragged(self, face: BoxSide, event: viser.TransformControlsEvent) -> None:
         self._held = (event.client_id, face) if event.phase != "end" else None
         if event.phase != "start":
             self._drag(face, float(event.target.position[face.axis]))

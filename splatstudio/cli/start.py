@@ -16,6 +16,7 @@ from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen, TakenOver, advice, open_browser
+from splatstudio.gui.server.run_words import figures
 from splatstudio.gui.server.start_page import StartPage
 from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.poses.install import ColmapMissing, has_colmap, install_colmap, refuse_without_colmap
@@ -246,9 +247,14 @@ def start_content(named: Iterable[Path] = ()) -> StartContent:
     runs = list(_runs())
     known = {entry.path.resolve() for entry in runs} | {demo_scene().resolve()}
     others = [path for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
-    recent = [Entry(path, is_run=os.path.exists(path / "run.json")) for path in others]
+    recent = [_opened_before(path) for path in others]
     lists = [("Runs in this folder", runs), ("Opened before", recent)]
     return StartContent(lists, demo_scene(), Path.cwd(), (*named, *recent_paths()))
+
+
+def _opened_before(path: Path) -> Entry:
+    is_run = os.path.exists(path / "run.json")
+    return Entry(path, figures(path) if is_run else "", is_run)
 
 
 def _runs() -> Iterator[Entry]:
@@ -257,6 +263,7 @@ def _runs() -> Iterator[Entry]:
         try:
             run = Run.open(folder)
             begun = datetime.fromtimestamp((folder / "run.json").stat().st_mtime)
-            yield Entry(folder, f"{run.scene_path}, begun {begun:%Y-%m-%d %H:%M}", is_run=True)
+            detail = f"{figures(folder)} · {run.scene_path}, begun {begun:%Y-%m-%d %H:%M}"
+            yield Entry(folder, detail, is_run=True)
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
             yield Entry(folder, in_words(error), is_run=True)

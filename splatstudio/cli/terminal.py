@@ -127,7 +127,7 @@ def event_line(event: messages.Event, to_stop: str) -> str | None:
     if isinstance(event, messages.Progress):
         where = f"step {event.step:,} of {event.total_steps:,}"
         rate, num = event.steps_per_second, event.num_gaussians
-        return f"{where}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
+        return f"{where}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f} it/s"
     if isinstance(event, messages.RanksReport):
         rows = (
             f"rank {row.rank}: {row.num_gaussians:,} splats, {1e3 * row.step_seconds:.0f} ms a step,"
@@ -145,7 +145,7 @@ def event_line(event: messages.Event, to_stop: str) -> str | None:
         return f"State: {event.state}"
     if isinstance(event, messages.Saved):
         return f"Saved {event.path}"
-    if isinstance(event, (messages.Warned, messages.Failed)):
+    if isinstance(event, (messages.EvaluationStopped, messages.Warned, messages.Failed)):
         return event.sentence
     return None
 

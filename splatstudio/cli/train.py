@@ -475,6 +475,8 @@ class _Attendance:
             self._checkpoint = event.path
             if not quiet:
                 console.print(f"Saved {event.path}")
+        elif isinstance(event, messages.EvaluationStopped):
+            console.print(event.sentence, markup=False)
         elif isinstance(event, messages.Warned) and event.sentence != self._warned:
             self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)

@@ -37,6 +37,16 @@ def clear_leftovers() -> list[Path]:
     return removed
 
 
+def clear_unused(folder: Path, prefix: str) -> None:
+    """Remove this user's folders in `folder` that begin with `prefix` and that nobody holds any more."""
+    for path in folder.glob(f"{prefix}*"):
+        with suppress(OSError):  # another process clears up, too, or it may not be removed
+            status = path.lstat()
+            old = time.time() - status.st_mtime >= _NEW_SECONDS
+            if stat.S_ISDIR(status.st_mode) and may_remove(status) and old and not is_held(path):
+                shutil.rmtree(path)
+
+
 def _is_leftover(path: Path) -> bool:
     status = path.lstat()
     is_log, is_folder = path.suffix == ".log", path.name.startswith("splatstudio-ranks-")

@@ -23,7 +23,9 @@ from splatstudio.operating_system import NO_LOCKS, content, remove_locked, rewri
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 
 FORMAT_VERSION = 1
-PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
+# What a user may have made before the first step.
+PATHS_FOLDER = "camera_paths"
+CROP_FILE = "crop.json"
 STEP_FOLDER = re.compile(r"step_(\d{8,})")  # of a complete checkpoint, in ckpts/
 
 MOST_BYTES = 4096  # of a lock file
@@ -160,6 +162,35 @@ def newest_step(run_dir: Path) -> int | None:
     return max((int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))), default=None)
 
 
+def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
+    """Return the newest file in eval/ of the steps until `last_step`, None: of all; None: there is none.
+
+    What a later step left there is of a model that is lost: the training had to go back behind it.
+    """
+    named = ((file.stem.removeprefix("step_"), file) for file in (run_dir / "eval").glob("step_*.json"))
+    steps = {int(digits): file for digits, file in named if digits.isdecimal()}
+    kept = [step for step in steps if last_step is None or step <= last_step]
+    return steps[max(kept)] if kept else None
+
+
+def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:
+    """Return the mean test PSNR, dB, of the newest evaluation until `last_step`; None where there is none."""
+    file = newest_scores(run_dir, last_step)
+    try:
+        psnr = None if file is None else json.loads(read_input(file))["psnr"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(psnr) if isinstance(psnr, (int, float)) and math.isfinite(psnr) else None
+
+
+def scene_of(run_dir: Path) -> Path | None:
+    """Return the scene that a run trains, None where its run.json cannot be read."""
+    try:
+        return Run.open(run_dir).scene_path.resolve()
+    except (ValueError, OSError):
+        return None
+
+
 def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
     """Return `root`/NAME for the scene's folder name, with -2, -3 ... when that is taken."""
     name = Path(scene_path).resolve().name or "scene"
@@ -170,10 +201,13 @@ def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether `path` holds something, so that no new run can use it; camera paths are no hindrance."""
+    """Return whether `path` holds something, so that no new run can use it.
+
+    Camera paths and a crop box, which may have been made before the first step, are no hindrance.
+    """
     if not path.is_dir():
         return path.exists()
-    return any(entry.name != PATHS_FOLDER for entry in path.iterdir())
+    return any(entry.name not in (PATHS_FOLDER, CROP_FILE) for entry in path.iterdir())
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splatstudio.files.inputs import can_be_path
-from splatstudio.files.run import PATHS_FOLDER, Run, RunLock, newest_step
+from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run, RunLock, newest_step
 from splatstudio.operating_system import is_held, put_in_place
 
 # What a run writes. A folder that holds anything else may be more than a run, and is not deleted.
-OWN = {"run.json", "metrics.jsonl", "lock", "ckpts", "eval", "exports", "logs", "renders", PATHS_FOLDER}
+OWN = {"run.json", "metrics.jsonl", "lock", "ckpts", "eval", "exports", "logs", "renders"}
+OWN |= {PATHS_FOLDER, CROP_FILE}
 LONGEST_NAME = 100  # letters
 FORBIDDEN = '/\\:*?"<>|'  # that a name may not hold on one system or another
 MOST_FILES = 100_000  # that are counted
@@ -70,7 +71,7 @@ def why_to_keep(run_dir: Path) -> str | None:
         )
     with suppress(ValueError, OSError):
         if Run.open(run_dir).scene_path.resolve().is_relative_to(run_dir.resolve()):
-            return f"the photographs of {run_dir} lie in it, so nothing is deleted: move them elsewhere first"
+            return f"the photos of {run_dir} lie in it, so nothing is deleted: move them elsewhere first"
     return None
 
 

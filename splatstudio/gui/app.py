@@ -18,7 +18,7 @@ import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
-from splatstudio.files.run import PATHS_FOLDER, Run
+from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run
 from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
@@ -386,8 +386,8 @@ class AttachedProject(Project):
         return TrainJob(scene_path, self.run_dir, self.config)
 
     def folder_of(self, kind: str) -> Path:
-        """Return where files of a kind go: in the run, but camera paths, which the page writes, are here."""
-        if kind == PATHS_FOLDER and not self.seen:
+        """Return where files of a kind go: in the run, but what the page writes by itself is here."""
+        if kind in (PATHS_FOLDER, CROP_FILE) and not self.seen:
             return Path.cwd() / f"{self.name}-{kind}"
         return super().folder_of(kind)
 
@@ -409,7 +409,7 @@ def project_of(card: RunCard) -> AttachedProject:
         scene = None
     if scene is None:
         note = (
-            f"The photographs and the run folder {card.run_dir} are not on this machine: the page shows the"
+            f"The photos and the run folder {card.run_dir} are not on this machine: the page shows the"
             " model without them, and what is exported or rendered stays on the training's machine."
         )
         return replace(project, notes=(note,))

@@ -19,6 +19,7 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.server.viser_private import element_id
 from splatstudio.gui.state.project import LIMIT, Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
@@ -261,12 +262,11 @@ class PreviewBar(Panel):
 class BesideBar(Panel):
     """Which model is at the left of the one in the view, the line between them, and the end of it."""
 
-    LINE = "Other | this"
-
     def __init__(self, page: Page):
         super().__init__(page)
         text = self.gui.add_html("", visible=False)
-        line = self.gui.add_slider(self.LINE, 0.0, 1.0, 0.01, 0.5, visible=False)
+        line = self.gui.add_slider("Other | this", 0.0, 1.0, 0.01, 0.5, visible=False)
+        page.viewport.beside_slider = element_id(line)
         end = self.button("End the comparison", lambda _: self.controller.beside.leave(), visible=False)
         when_user(line, lambda _, share: page.viewport.show_beside(share))
         self.keep(text, content=self._said)
@@ -279,9 +279,7 @@ class BesideBar(Panel):
             return ""
         if beside.worker is None:
             return note_html(f"{beside.path} is being read.", mark="beside")
-        # page.js finds the line to drag by the span.
-        said = note_html(f"Left: {beside.path}. Right: what is in the view otherwise.", mark="beside")
-        return f'<div data-span="0 1" data-slider="{self.LINE}">{said}</div>'
+        return note_html(f"Left: {beside.path}. Right: what is in the view otherwise.", mark="beside")
 
 
 class PartBar(Panel):
@@ -459,7 +457,7 @@ class StatusPanel(Panel):
         task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
         viewers, newer = self.page.viewport.num_viewers, controller.newer_step
-        self._head.content = header_html(project.name, told, viewers, task, other, newer)
+        self._head.content = header_html(project.title, told, viewers, task, other, newer)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
         self._more.visible = more = controller.can_train_more

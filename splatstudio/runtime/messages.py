@@ -415,6 +415,12 @@ class Warned(Event, frozen=True):
     sentence: str
 
 
+class EvaluationStopped(Event, frozen=True):
+    """An evaluation made way for what the user asked for meanwhile: nothing went wrong."""
+
+    sentence: str
+
+
 class StateChanged(Event, frozen=True):
     """The worker is in another state; `unsaved`: it paused for there is no room for the model."""
 

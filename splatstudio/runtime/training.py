@@ -35,7 +35,13 @@ from splatstudio.runtime.view_renderer import ShownModel
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.training.precision import note_on_precision
-from splatstudio.training.session import EvaluationAbandoned, OnImage, Session, evaluate_training
+from splatstudio.training.session import (
+    EvaluationAbandoned,
+    OnImage,
+    Session,
+    evaluate_training,
+    stopped_sentence,
+)
 from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
@@ -458,7 +464,7 @@ class Training:
         try:
             evaluation = session.evaluate()
         except EvaluationAbandoned:
-            self._emit(messages.Warned("The evaluation was broken off."))
+            self._emit(messages.EvaluationStopped(stopped_sentence(session.trainer.step)))
             return
         except (OSError, ValueError) as error:
             self._emit(messages.Warned(f"Not evaluated: {error}"))

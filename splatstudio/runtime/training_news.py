@@ -166,6 +166,8 @@ class TrainingNews:
             self._offer = None
         self.offer(session)
         self.saved(advance.saved, advance.problem)
+        if advance.stopped is not None:
+            self._emit(messages.EvaluationStopped(advance.stopped))
         self._progress.count(trainer, advance, last=session.finished)
 
     def evaluated(self, session: Session, evaluation: Evaluation) -> None:

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -125,6 +125,15 @@ def read_photo(view: View) -> Photo:
     if key is not None:
         photo_cache.store(key, photo.rgb, photo.mask, photo.alpha)
     return photo
+
+
+def read_whole_photo(view: View) -> Photo:
+    """Return the photograph of `view` in the size of its file, however small it is trained on.
+
+    Raises ValueError as `read_photo` does.
+    """
+    lens = next(face.lens for face in faces(view.lens) if face.name == view.face)
+    return read_photo(replace(view, camera=view.camera.resized(lens.width, lens.height)))
 
 
 def decode(path: Path) -> np.ndarray:

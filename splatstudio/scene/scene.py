@@ -10,7 +10,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.scene.capture import View
-from splatstudio.scene.photo import Photo, read_photo
+from splatstudio.scene.photo import Photo, read_photo, read_whole_photo
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,3 +98,7 @@ class Scene:
         Nothing is kept in memory; `PhotoLoader` does that. Raises ValueError when the file cannot be decoded.
         """
         return read_photo(self.views[index])
+
+    def whole_photo(self, index: int) -> Photo:
+        """Return view `index`'s photograph in the size of its file; raises as `photo` does."""
+        return read_whole_photo(self.views[index])

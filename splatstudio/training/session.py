@@ -33,6 +33,11 @@ OnImage = Callable[[ImageScore, Tensor], None]
 Evaluator = Callable[[OnImage], Evaluation]
 
 
+def stopped_sentence(step: int) -> str:
+    """Return what is told of an evaluation that made way for what the user asked for."""
+    return f"The evaluation of step {step:,} made way for what you asked for; none of it was kept."
+
+
 class EvaluationAbandoned(Exception):
     """Raised between two images of an evaluation, by who has something to do that cannot wait."""
 
@@ -55,6 +60,7 @@ class Advance:
     unsaved: str | None = (
         None  # one sentence: why the last step has no checkpoint; `save_if_needed` tries again
     )
+    stopped: str | None = None  # a sentence: an evaluation that was due made way for the user's orders
     seconds_beside: float = 0.0  # that evaluating and saving took, after the step
 
 
@@ -160,7 +166,7 @@ class Session:
             self._resting_since = None
         stats = self.trainer.train_step()
         trained = self._clock()
-        evaluation, flat, problems, unsaved = None, None, [], None
+        evaluation, flat, problems, unsaved, stopped = None, None, [], None, None
         if stats.change is not None and stats.change.opacities_reset:
             self._watch.note_reset(stats.step)
         try:
@@ -181,7 +187,7 @@ class Session:
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error, self._well))
         except EvaluationAbandoned:
-            problems.append(f"The evaluation of step {stats.step:,} was broken off.")
+            stopped = stopped_sentence(stats.step)
         told = self._failing
         self._failing = told or bool(problems)
         settled = self._settled(wait=False, repeat=not told)
@@ -189,7 +195,7 @@ class Session:
         if self._deleted:
             problems, self._deleted = [self._deleted, *problems], ""
         beside, problem = self._clock() - trained, " ".join(problems) or None
-        return Advance(stats, evaluation, flat, settled.saved, problem, unsaved, beside)
+        return Advance(stats, evaluation, flat, settled.saved, problem, unsaved, stopped, beside)
 
     def rest(self) -> None:
         """Count no time until the next step, neither in metrics.jsonl nor toward an autosave."""

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 from example_checkpoints import example
 from gui_parts import as_user, evaluate_panel
 
-from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore, write_evaluation
 from splatstudio.files.run import Run
+from splatstudio.gui.state.stream import ViewSettings
 from splatstudio.gui.tabs.compare_runs import RunComparison
+from splatstudio.gui.tabs.halves import halves_of
 from splatstudio.runtime.messages import Progress
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -96,6 +99,19 @@ def test_the_newest_whole_model_is_shown_beside(page: Any, run: Path, other: Pat
         file.unlink()
     with pytest.raises(ValueError, match="no whole model to show"):
         panel._show_both()
+
+
+def test_the_halves_bear_the_names_of_their_runs(page: Any, run: Path, other: Path) -> None:
+    beside = newest_checkpoint(other)
+    assert beside is not None
+    page.controller.shown_path = None
+    page.controller.beside = SimpleNamespace(path=beside, worker=None)
+    stream: Any = SimpleNamespace(settings=ViewSettings(beside_split=0.3), camera_snap=None, viewpoint=None)
+    assert halves_of(page, stream, None, "") is None, "it is still being read"
+    page.controller.beside = SimpleNamespace(path=beside, worker=object())
+    halves = halves_of(page, stream, None, "")
+    assert halves is not None and (halves.left, halves.right) == ("other <b> · step 20", "blobs")
+    assert (halves.span, halves.share) == ((0.0, 1.0), 0.3)
 
 
 def test_a_page_without_a_run_compares_all(page: Any, run: Path, other: Path) -> None:

@@ -62,7 +62,7 @@ def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
     page = devices_html((known,), (RankRow(1234, 0.02),))
     assert "GPU &lt;1&gt;" in page and "<1>" not in page
     memory = "1.0 GB this app, 2.0 GB others, 8.0 GB total"
-    for text in ("55 %", "61 °C", "250 W", memory, "1,234 splats, 20 ms/step"):
+    for text in ("55 %", "61 °C", "250 W", memory, "1,234 splats, 20 ms a step"):
         assert text in page
     dead = devices_html((DeviceReading(0, "GPU"), DeviceReading(1, "GPU")), ())
     assert dead.count("not available") == 8 and "0 %" not in dead

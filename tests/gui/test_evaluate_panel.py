@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from blob_models import blobs
@@ -215,3 +215,23 @@ def test_when_a_training_goes_on_the_newest_model_is_what_buttons_act_on(page: A
     panel.refresh()
     newest = panel._list.entries[0]
     assert panel._list.selected == newest != older and panel._more.label == f"Step {newest.step:,}"
+
+
+def test_the_newest_model_is_chosen_until_the_user_wants_an_older_one(page: Any, run: Path) -> None:
+    def saved(step: int) -> int | None:
+        save_checkpoint(run, example(step))
+        panel.look()
+        panel.refresh()
+        return None if panel._list.selected is None else panel._list.selected.step
+
+    save_checkpoint(run, example(10))
+    panel = evaluate_panel(page)
+    assert saved(20) == 20 and "20" in panel._exported.value
+    panel._list._pick(1, cast(Any, None))
+    assert panel._list.selected == entry_of(panel, 10)
+    assert saved(30) == 10, "who has chosen an older one keeps it"
+    panel._list._pick(0, cast(Any, None))
+    panel._exported.value = "mine.ply"
+    assert saved(40) == 40 and panel._exported.value == "mine.ply"
+    panel._ask(panel._list.selected)
+    assert saved(50) == 40 and panel._asked is not None, "the question whether to delete it stays"

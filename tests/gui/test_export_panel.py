@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import viser
+import viser.transforms
 from format_models import model
 from path_builder import random_keys
 
@@ -19,8 +23,9 @@ from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
-from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
+from splatstudio.gui.tabs.export import ExportPanel, with_ending
 from splatstudio.gui.tabs.render import OutputSection
+from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded
@@ -131,4 +136,81 @@ def test_a_run_that_is_started_over_is_whole_again(page: Any, run: Path) -> None
     assert not trim.trim.keeps_all and shown[-1] == trim.trim
     page.controller.project = replace(page.controller.project, run_dir=run.with_name("another"))
     trim.refresh()
-    assert trim.trim == KEEP_ALL == shown[-1] and trim._box is None and not trim._from.visible
+    assert trim.trim == KEEP_ALL == shown[-1] and trim._box._corners is None
+    assert not trim._from.visible
+
+
+def changed_by_a_user(control: Any, value: Any, call: Callable[[Any], None]) -> None:
+    """Change a control as a browser does; nobody visits this server."""
+    control.value = value
+    call(SimpleNamespace(client=object()))
+
+
+def test_a_crop_box_is_there_when_its_run_is_opened_again(
+    page: Any, run: Path, notices: list[Notice]
+) -> None:
+    first = TrimSection(page, lambda _: None)
+    assert not notices, "nothing was kept"
+    changed_by_a_user(first._crop, True, first._change)
+    changed_by_a_user(first._from, (-0.125, -1.0, -2.0), first._move)
+    changed_by_a_user(first._opacity, 0.25, first._change)
+    first.close()
+    assert (run / "crop.json").exists() and "crop.json" in first._said.content
+    shown: list[Trim] = []
+    again = TrimSection(page, shown.append)
+    assert again.trim == first.trim == shown[-1] and again.trim.crop is not None
+    assert [notice.title for notice in notices] == ["Filtered as the last time"]
+    again.surround(np.zeros(3), 5.0)
+    assert again.trim == first.trim, "a new model does not move what somebody has laid"
+    # Elsewhere in the world the same numbers would be another box.
+    scene = page.controller.project.scene
+    moved = replace(scene, transform=scene.transform @ np.diag([2.0, 2.0, 2.0, 1.0]))
+    page.controller.project = replace(page.controller.project, scene=moved)
+    assert TrimSection(page, lambda _: None).trim == KEEP_ALL
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"min_opacity": 7, "crops": true, "box": null, "hides": true}']
+)
+def test_a_damaged_crop_is_none(page: Any, run: Path, text: str) -> None:
+    (run / "crop.json").write_text(text)
+    assert TrimSection(page, lambda _: None).trim == KEEP_ALL
+
+
+@pytest.mark.parametrize("radius", [0.004, 1.0, 37.0, 5e4])
+def test_the_fields_of_the_box_follow_the_size_of_the_model(page: Any, radius: float) -> None:
+    section = TrimSection(page, lambda _: None)
+    section.surround(np.array([0.1, 0.2, 0.3]) * radius, radius)
+    side = section._to.value[0] - section._from.value[0]
+    assert abs(side - 4.0 * radius) < 0.07 * radius, "the box is not rounded away"
+    assert 30 < side / section._from.step < 330
+    # What is shown in the field is what holds.
+    assert round(section._from.value[0], section._from.precision) == pytest.approx(section._from.value[0])
+
+
+def test_a_side_of_the_box_is_dragged_up_to_the_other_one(page: Any) -> None:
+    section = TrimSection(page, lambda _: None)
+    section._crop.value = True
+    section._draw()
+    assert len(section._box._handles) == 6
+    upper = next(face for face in BOX_SIDES if face.axis == 2 and face.is_upper)
+    handle = section._box._handles[upper]
+
+    def drag(phase: str, to: float) -> None:
+        handle.position = (0.0, 0.0, to)
+        event = SimpleNamespace(client_id=0, target=handle, phase=phase)
+        asyncio.run(section._box._dragged(upper, cast(Any, event)))
+
+    drag("start", 1.0)
+    drag("update", 2.5)
+    assert section._to.value == (1.0, 1.0, 2.5) and section._from.value == (-1.0, -1.0, -1.0)
+    drag("end", -7.0)
+    section._draw()
+    assert section._to.value[2] == -1.0 == handle.position[2], "it ends at the other side"
+    outward = viser.transforms.SO3(handle.wxyz).as_matrix() @ np.eye(3)[2]
+    assert outward[2] == pytest.approx(1.0)
+    lower = section._box._handles[BOX_SIDES[0]]
+    assert (viser.transforms.SO3(lower.wxyz).as_matrix() @ np.eye(3)[0])[0] == pytest.approx(-1.0)
+    section._crop.value = False
+    section._draw()
+    assert not section._box._handles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gui_parts import TIMEOUT
 from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.gui.tabs.export import ExportPanel
+from splatstudio.gui.tabs.trim import BOX_SIDES, BoxSide
 from splatstudio.models.merging import place_of_merged
 from splatstudio.runtime.messages import Export
 
@@ -60,6 +62,7 @@ def type_negative_fractions(screen: Screen) -> None:
     screen.page.get_by_text("Filter", exact=True).click()
     screen.switch("Crop to a box").click()
     trim = screen.panel(ExportPanel)._trim
+    drag_a_side_of_the_box(screen)
     field, keyboard = screen.field("From"), screen.page.keyboard
 
     def begin(typed: str) -> None:
@@ -93,6 +96,56 @@ def type_negative_fractions(screen: Screen) -> None:
     screen.page.get_by_text("Crop to a box", exact=True).hover()
     screen.page.get_by_text("Splats less opaque than this are left out.").wait_for(state="hidden")
     screen.switch("Crop to a box").click()
+
+
+def drag_a_side_of_the_box(screen: Screen) -> None:
+    """Pull the arrow of a side toward the middle: that side comes along, and is there after all else."""
+    trim = screen.panel(ExportPanel)._trim
+    screen.wait(lambda: len(trim._box._handles) == 6, "there are arrows")
+    low, high = np.array(trim.trim.crop).reshape(2, 3)
+    center, seen_from = (low + high) / 2.0, np.array(screen.client.camera.position)
+    away = seen_from - np.array(screen.client.camera.look_at)
+    away *= 2.2 * np.linalg.norm(high - low) / np.linalg.norm(away)
+    with screen.client.atomic():
+        screen.client.camera.position = center + away
+        screen.client.camera.look_at = center
+    screen.settle()
+    canvas = screen.box(screen.page.locator(CANVAS))
+
+    def spot(point: np.ndarray) -> np.ndarray:
+        camera = screen.viewpoint.camera(1.0)
+        x, y, z = camera.K @ (camera.viewmat @ [*point, 1.0])[:3]
+        return np.array([x / z + canvas["x"], y / z + canvas["y"]])
+
+    def length(face: BoxSide) -> float:
+        place = np.array(trim._box._handles[face].position)
+        inside = np.array([canvas["x"], canvas["y"]]) + 70 < spot(place)
+        inside &= spot(place) < np.array([canvas["x"] + canvas["width"], canvas["y"] + canvas["height"]]) - 70
+        return float(np.linalg.norm(spot(place) - spot(center)) * inside.all())
+
+    face = max(BOX_SIDES, key=length)
+    place = np.array(trim._box._handles[face].position)
+    before = np.array(trim.trim.crop)
+
+    def dragged() -> bool:
+        # A browser that has not drawn the arrow yet turns the camera instead.
+        screen.settle()
+        start, outward = spot(place), spot(place + 0.01 * (place - center)) - spot(place)
+        outward /= np.linalg.norm(outward)
+        screen.page.mouse.move(*(start + 25 * outward))
+        time.sleep(0.5)
+        screen.page.mouse.down()
+        for pixels in range(20, -25, -5):
+            screen.page.mouse.move(*(start + pixels * outward))
+            time.sleep(0.05)
+        screen.page.mouse.up()
+        time.sleep(0.5)
+        return bool((np.array(trim.trim.crop) != before).any())
+
+    screen.wait(dragged, "the side is dragged")
+    changed = np.flatnonzero(np.array(trim.trim.crop) != before)
+    assert changed.tolist() == [face.axis + 3 * face.is_upper]
+    screen.wait(trim._file.exists, "it is kept")
 
 
 def choose_up_in_one_of_two_browsers(screen: Screen, browser: Any) -> None:

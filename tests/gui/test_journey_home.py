@@ -65,7 +65,8 @@ def compare_from_the_start_page(tab: Any, folder: Path) -> None:
     tab.get_by_role("button", name=re.compile("^blobs")).click()
     tab.wait_for_selector(CANVAS)
     tab.wait_for_function(OPENED)
-    tab.wait_for_selector("[data-span]", state="attached")  # of the line between both models
+    tab.locator(".ss-half[data-side=left]", has_text="blobs · step").wait_for()
+    assert tab.locator(".ss-half[data-side=right]").inner_text().startswith("copy")
     tab.get_by_role("tab", name="Evaluate").click()
     tab.get_by_text("Compare runs", exact=True).click()
     chosen = tab.get_by_label("With", exact=True).locator("visible=true")

@@ -85,6 +85,8 @@ def make_paths_ready_made(screen: Screen) -> None:
             "small photographs, a whole video"
         )
     assert screen.draft.path.duration > 0
+    told = screen.page.get_by_text("The video has another size", exact=True)
+    assert told.count() == 1, "it is said, once: the others have the same"
     screen.choose("Size", "Square (1080 × 1080)")
     screen.wait(lambda: screen.draft.path.width == 1080, "the size is taken")
     screen.seen("Orbit").click()
@@ -202,7 +204,7 @@ def download_and_open_the_path(screen: Screen, copy: Path) -> None:
 
 def render_a_video_beside_the_training(screen: Screen, video: Path, run: Path) -> Model:
     """Render a video while the training goes on, then pause, and return the model."""
-    screen.choose("Size", "As the photographs")
+    screen.choose("Size", "As the photos")
     screen.wait(lambda: screen.draft.path.width == 48, "the size is taken")
     step = screen.step
     screen.button("Render 61 frames").click()

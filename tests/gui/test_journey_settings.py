@@ -154,7 +154,7 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     screen.choose("Preset", "mcmc")
     told = f"{PRESETS['mcmc'].description} Limit here: 70 splats. Changed: steps."
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
-    screen.choose("Photographs", "1/2, 24 × 20 px")
+    screen.choose("Photos", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")
     screen.page.get_by_text("Capture issues").click()
     for label in (
@@ -328,3 +328,8 @@ def narrow_the_window(screen: Screen) -> None:
     head = page.locator(".mantine-Paper-root").filter(has=page.locator('[data-splatstudio="state"]'))
     screen.wait(lambda: screen.box(head)["width"] == 400, "the dock is as wide as the window")
     screen.wait(lambda: screen.box(head)["y"] > 400, "and leaves the upper half to the picture")
+    others = page.get_by_text("Devices · Log", exact=True)
+    screen.wait(lambda: 400 < screen.box(others)["y"] < 600, "what stands at the left otherwise is in sight")
+    others.click()
+    page.get_by_role("tab", name="Log").click()
+    page.locator(".ss-log").wait_for()

@@ -59,7 +59,7 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     screen.tab("Train")
     screen.button("Evaluate now").click()
     screen.wait(lambda: screen.text("test-psnr").endswith("dB"), "the evaluation is shown")
-    for title in ("Loss", "PSNR", "Splats", "Steps a second"):
+    for title in ("Loss", "PSNR", "Splats", "it/s"):
         screen.page.locator(".u-title", has_text=title).wait_for()
     resume_by_the_palette(screen)
     screen.wait(lambda: screen.step > step + 20, "training goes on")
@@ -108,7 +108,7 @@ def click_on_a_camera(screen: Screen) -> None:
 def see_the_process_at_work(screen: Screen) -> None:
     """See the training's process on the CPU in the Devices tab."""
     row = screen.page.locator('[data-splatstudio="device"]')
-    screen.wait(lambda: "ms/step" in row.first.inner_text(), "the rank's figures stand beside it")
+    screen.wait(lambda: "ms a step" in row.first.inner_text(), "the rank's figures stand beside it")
     assert row.count() == 1
     text = row.inner_text()
     assert "CPU rank 0" in text and "this app" in text
@@ -239,6 +239,15 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     ply = path.with_suffix(".ply")
     screen.page.get_by_text(str(ply)).first.wait_for()
     assert len(read_ply(ply)) == len(model) == int(screen.text("splats").replace(",", ""))
+    download_it = screen.page.get_by_role("button", name=f"Download {ply.name}")
+    height = screen.page.evaluate("innerHeight")
+    screen.wait(
+        lambda: (box := screen.box(download_it))["y"] + box["height"] <= height + 1, "it is brought to sight"
+    )
+    field = screen.field("File")
+    screen.wait(lambda: field.get_attribute("title") == str(ply), "the whole path, where the field cuts it")
+    left, whole, shown = field.evaluate("e => [e.scrollLeft, e.scrollWidth, e.clientWidth]")
+    assert left >= whole - shown - 1 > 0, "its end is shown"
     with screen.page.expect_download() as download:
         screen.page.get_by_role("button", name=f"Download {ply.name}").click()
     assert Path(download.value.path()).read_bytes() == ply.read_bytes()
@@ -293,7 +302,14 @@ def resume_by_the_palette(screen: Screen) -> None:
     assert field.input_value().endswith("ppp")
     screen.page.locator(CANVAS).click()
     keyboard.press("Control+k")
-    screen.page.get_by_placeholder("Search commands...").fill("resume")
+    search = screen.page.get_by_placeholder("Search commands...")
+    offered = screen.page.locator(".mantine-Spotlight-action").locator("visible=true")
+    search.fill("zebra")  # viser's own search finds a few letters of it in three commands
+    screen.page.locator("[data-ss-none=true]").wait_for()
+    assert offered.count() == 0
+    search.fill("camras")
+    screen.wait(lambda: "cameras" in offered.first.inner_text(), "one letter may be missing")
+    search.fill("resume")
     screen.page.get_by_text("Pause or resume").wait_for()
     keyboard.press("Enter")
     # Had the letters been commands it would train already, and pause now.

@@ -139,11 +139,13 @@ def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
     half[:, : place.width // 2] = photo[:, : place.width // 2]
     looks_like(screen, on_canvas(half, place), "photo left, model right")
     drag_the_divider(screen, place, 0.5, 0.8)
+    see_the_names_of_the_halves(screen, place, 0.8)
     half[:, : round(0.8 * place.width)] = photo[:, : round(0.8 * place.width)]
     looks_like(screen, on_canvas(half, place), "the divider was dragged")
     assert "At view_" in screen.text("standing"), "the camera stays"
     screen.enter("Photo | model", "1")
     looks_like(screen, on_canvas(photo, place), "all of the photo")
+    screen.page.locator(".ss-half[data-side=right]").wait_for(state="hidden")
     screen.choose("Compare", "Blend")
     mixed = (photo.astype(float) + drawn) / 2
     looks_like(screen, on_canvas(mixed.astype(np.uint8), place), "half of each")
@@ -162,6 +164,17 @@ def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
     press(screen, "g")
     screen.wait(lambda: screen.page.get_by_label("Compare", exact=True).input_value() == "Off", "G ends it")
     return model
+
+
+def see_the_names_of_the_halves(screen: Screen, place: CanvasPlace, share: float) -> None:
+    """See what each half shows, at its own side of the line."""
+    canvas = screen.box(screen.page.locator(CANVAS))
+    line = canvas["x"] + canvas["width"] / place.canvas_width * (place.left + share * place.width)
+    photo, model = (screen.page.locator(f".ss-half[data-side={side}]") for side in ("left", "right"))
+    screen.wait(lambda: (photo.inner_text(), model.inner_text()) == ("Photo", "Model"), "both have names")
+    at = [screen.box(name) for name in (photo, model)]
+    assert canvas["x"] < at[0]["x"] < at[0]["x"] + at[0]["width"] < line < at[1]["x"], (at, line)
+    assert all(canvas["y"] < box["y"] < canvas["y"] + 30 for box in at), "at the top"
 
 
 def drag_the_divider(screen: Screen, place: CanvasPlace, start: float, end: float) -> None:

@@ -243,6 +243,7 @@ def test_a_browser_that_leaves_while_its_view_is_refreshed_is_left_alone(server:
     look = SimpleNamespace(splats=True)
     view._stream = cast(Any, SimpleNamespace(settings=look, frame=None, camera_snap=None))
     view._legend, view._sky = server.gui.add_html(""), server.gui.add_checkbox("Sky", True)
+    view._halves = cast(Any, SimpleNamespace(refresh=lambda: None))
     there: dict[int, object] = {7: view._client}
     view._page = cast(Any, SimpleNamespace(server=SimpleNamespace(get_clients=lambda: there)))
     view.refresh(has_sky=False)

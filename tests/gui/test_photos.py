@@ -111,6 +111,19 @@ def test_photos_come_later_and_within_the_bound(blob_scene: Scene) -> None:
         shelf.close()
 
 
+def test_a_photo_is_shown_as_sharp_as_its_file_however_small_it_is_trained_on(blob_folder: Path) -> None:
+    small, whole = load_scene(blob_folder, downscale=4), load_scene(blob_folder)
+    photos = PhotoCache(small)
+    size = (whole.cameras[0].width, whole.cameras[0].height)
+    try:
+        ready = threading.Event()
+        assert photos.pixels(0, size, (0.0, 0.0, 0.0), ready.set) is None and ready.wait(20)
+        shown = photos.pixels(0, size, (0.0, 0.0, 0.0), ready.set)
+        assert shown is not None and np.array_equal(shown.rgb, whole.photo(0).rgb)
+    finally:
+        photos.close()
+
+
 def test_an_unreadable_photo_is_told_and_ends_no_thread(tmp_path: Path) -> None:
     folder = write_blob_scene(tmp_path / "capture")
     scene = load_scene(folder)

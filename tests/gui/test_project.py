@@ -47,6 +47,8 @@ def test_a_scene_with_a_run_offers_to_go_on_and_to_start_over(
     assert project.training_job(resume=True).checkpoint == checkpoint
     again = project.started_over()
     assert again.run_dir == Path("runs/blobs-2") and again.resume_step is None
+    assert [each.title for each in (project, again)] == ["blobs", "blobs-2"]
+    assert replace(again, run_dir=Path("runs/mine")).title == "blobs · mine"
     assert isinstance(again.first_job(), TrainJob)
     assert open_project(blob_folder, TrainConfig(steps=3), None).resume_step is None, "all steps are done"
 

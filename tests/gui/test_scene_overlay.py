@@ -82,6 +82,19 @@ def test_cameras_are_painted_sized_and_clicked(blob_scene: Scene) -> None:
         server.stop()
 
 
+def test_nobody_meets_the_mesh_of_the_cameras_but_where_they_are(blob_scene: Scene) -> None:
+    server = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
+    try:
+        frustums = Frustums.of_scene(blob_scene)
+        _, bodies = frustums.draw(server.scene, "/edges", "/bodies", 1.0, 0.1)
+        # viser hears clicks on the mesh at the middle of the scene, too, as large as it is by itself.
+        assert np.abs(bodies.vertices).max() < 0.01 * frustums.scales.max()
+        drawn = bodies.vertices[None] * np.asarray(bodies.batched_scales)[:, None]
+        assert np.allclose(drawn[:, 4], frustums.scales * [-1, 1, 1], rtol=1e-4)
+    finally:
+        server.stop()
+
+
 def test_frustums_do_not_overlap_their_neighbors(blob_scene: Scene) -> None:
     positions = np.stack([camera.position for camera in blob_scene.cameras])
     size = frustum_size(positions, blob_scene.extent)

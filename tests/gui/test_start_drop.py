@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from splatstudio.gui.server import dropped_files
 from splatstudio.gui.server.dropped_files import MOST_BYTES, MOST_FILES, checked
 from splatstudio.gui.server.start_page import OpenRequest, StartPage
 from splatstudio.gui.server.start_views import StartContent
+from splatstudio.operating_system import hold
 
 
 @pytest.fixture
@@ -151,6 +154,22 @@ def test_a_browser_that_goes_leaves_nothing_behind(page: StartPage, tmp_path: Pa
             assert "already" in json.loads(other.recv(TIMEOUT))["error"], "one at a time"
     with page._copying:
         assert list((tmp_path / "dropped").iterdir()) == []
+
+
+def test_what_a_killed_program_left_half_copied_goes_at_the_next_start(tmp_path: Path) -> None:
+    drops = tmp_path / dropped_files.FOLDER
+    long_ago = time.time() - 60.0
+    for name in (".tmp-dead", ".tmp-busy", ".tmp-new", "photos"):
+        (drops / name / "whole").mkdir(parents=True)
+        (drops / name / "whole" / "a.jpg").write_bytes(b"half")
+        if name != ".tmp-new":
+            os.utime(drops / name, (long_ago, long_ago))
+    held = hold(drops / ".tmp-busy")
+    try:
+        StartPage(ANY_PORT, StartContent([], tmp_path / "demo", tmp_path)).close()
+    finally:
+        os.close(held)
+    assert {path.name for path in drops.iterdir()} == {".tmp-busy", ".tmp-new", "photos"}
 
 
 def test_the_end_of_the_page_ends_a_drop(tmp_path: Path) -> None:

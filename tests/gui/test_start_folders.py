@@ -96,7 +96,7 @@ def test_what_lies_in_a_folder_is_told_by_names_alone(home: Path) -> None:
     assert (one.kind, one.detail, one.can_train) == ("Run", "step 12,000", False)
     listing = list_folder(home, bounds)
     details = {entry.path.name: entry.detail for entry in listing.entries}
-    assert details["photos"] == "3 photographs" and details["b.spz"] == "2.5 MB"
+    assert details["photos"] == "3 photos" and details["b.spz"] == "2.5 MB"
     assert listing.num_pictures == 1 and "COLMAP" in details["posed"]
     inside = list_folder(home / "posed", bounds)
     assert inside.here.kind == "Scene" and inside.here.can_train

@@ -51,7 +51,7 @@ def test_deleting_asks_once_and_says_what_goes(page: StartPage, folder: Path) ->
     way = next(way for way in ways if way.endswith("one"))
     status, asked = visitor.get(way)
     assert status == 200 and (folder / "runs" / "one").exists(), "the first click deletes nothing"
-    for told in ("12,000", "photographs stay", str(folder / "photos"), "Delete this run", ">Size<"):
+    for told in ("12,000", "photos stay", str(folder / "photos"), "Delete this run", ">Size<"):
         assert told in asked, told
     assert visitor.ask("/run", do="delete", key=visitor.key, folder=str(folder / "runs/one"))[0] == 303
     assert not (folder / "runs" / "one").exists() and (folder / "photos").exists()
@@ -137,6 +137,32 @@ def test_only_runs_within_bounds_and_no_links_are_changed(page: StartPage, folde
             visitor.ask("/run", do=deed, name="taken", key=visitor.key, folder=str(path))
     assert (outside / "run.json").exists() and (folder / "photos").is_dir()
     assert {path.name for path in (folder / "runs").iterdir()} == {"one", "two", "link", "near"}
+
+
+def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
+    scores = folder / "runs" / "one" / "eval"
+    scores.mkdir()
+    (scores / "step_00012000.json").write_text('{"psnr": 27.126}')
+    (scores / "step_00013000.json").write_text('{"psnr": 11.0}')  # of a step that is lost
+    (folder / "runs" / "two" / "ckpts" / "step_00000007").mkdir(parents=True)
+    page = StartPage(ANY_PORT, start_content())
+    try:
+        text = html.unescape(Visitor(page).get()[1])
+    finally:
+        page.close()
+    assert "step 12,000 · 27.13 dB" in text and "step 7 ·" in text and "11.00" not in text
+
+
+def test_runs_of_the_same_scene_come_first_in_a_comparison(page: StartPage, folder: Path) -> None:
+    (folder / "flowers").mkdir()
+    for name, scene in (("a", "flowers"), ("b", "photos"), ("c", "flowers")):
+        run = Run.create(folder / "runs" / name, folder / scene, TrainConfig()).path
+        (run / "ckpts" / "step_00000300").mkdir(parents=True)
+    text = Visitor(page).ask("/compare", folder=str(folder / "runs" / "two"))[1]
+    beside = re.findall(r'name="beside" value="([^"]+)"', text)
+    names = [Path(path).name for path in beside]
+    assert set(names[:2]) == {"one", "b"} and set(names[2:]) == {"a", "c"}
+    assert text.count("another scene, flowers") == 2
 
 
 def test_nothing_is_changed_while_something_is_being_opened(page: StartPage, folder: Path) -> None:

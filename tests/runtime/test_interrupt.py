@@ -175,7 +175,7 @@ def test_ctrl_c_does_not_wait_for_an_evaluation(start: Start, tmp_path: Path) ->
     wait_for((tmp_path / "held").exists, process)
     output, seconds = end(process)
     assert process.returncode == 130 and seconds < AT_ONCE
-    assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
+    assert "evaluation of step 5 made way" in output and "step_00000005" in output
 
 
 def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(start: Start, tmp_path: Path) -> None:

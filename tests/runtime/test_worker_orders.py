@@ -110,9 +110,10 @@ def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_pa
     paused(worker)
     worker.send(messages.Evaluate())
     worker.send(messages.Stop())
-    assert worker.wait(messages.Warned).sentence == "The evaluation was broken off."
+    worker.wait(messages.EvaluationStopped)
     finished = worker.wait(messages.Finished)
     assert finished.step == step and not finished.completed and not worker.of(messages.Evaluated)
+    assert not worker.of(messages.Warned), "nothing went wrong: the user asked for it"
     assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
     (tmp_path / "go on").touch()
     worker.send(messages.Evaluate())
@@ -130,9 +131,8 @@ def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: 
     worker.client.close()
     list(worker.take())
     assert worker.client.state == "ended" and not worker.of(messages.Evaluated)
-    assert "The evaluation of step 5 was broken off." in [
-        event.sentence for event in worker.of(messages.Warned)
-    ]
+    assert ["step 5 made way" in event.sentence for event in worker.of(messages.EvaluationStopped)] == [True]
+    assert not worker.of(messages.Warned)
     assert worker.of(messages.Finished)[-1].step == 5 and newest_checkpoint(run) is not None
 
 

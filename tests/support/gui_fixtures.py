@@ -108,7 +108,7 @@ def page(
         send=sent.append,
         model_state=lambda: ModelState(7, training=False),
     )
-    viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None)
+    viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")
     board = TaskBoard(controller, notices.append)
     parts = (server, controller, viewport, None, Hotkeys(server), board)
     return Page(*cast(Any, parts), notify=notices.append, changed=lambda panel: None)

@@ -253,7 +253,7 @@ class Screen:
         """Return what the user sees beside the dock, [H, W, 3] uint8."""
         box = self.page.locator(CANVAS).bounding_box()
         clip = {"x": box["x"], "y": box["y"], "width": round(box["width"]), "height": round(box["height"])}
-        alone = ".ss-axes, .ss-speed { visibility: hidden }"  # what the page draws over it
+        alone = ".ss-axes, .ss-speed, .ss-half { visibility: hidden }"  # what the page draws over it
         png = np.frombuffer(self.page.screenshot(clip=clip, style=alone), np.uint8)
         decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
         assert decoded is not None

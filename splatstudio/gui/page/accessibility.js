@@ -13,10 +13,13 @@
     for (const label of document.querySelectorAll("label[for]")) {
       const fields = [...label.closest(".mantine-Flex-root")?.lastElementChild?.querySelectorAll(
         "input:not([type=hidden]), textarea, [role=slider]") ?? []];
-      const nameless = fields.filter(field => field.id !== label.htmlFor);
-      const several = nameless.filter(field => field.matches("input")).length > 1;
-      nameless.forEach((field, number) =>
-        name(field, several ? `${label.textContent}, ${"XYZ"[number] ?? number + 1}` : label.textContent));
+      const numbers = fields.filter(field => field.matches("input"));
+      for (const field of fields.filter(field => field.id !== label.htmlFor)) {
+        const number = numbers.length > 1 ? numbers.indexOf(field) : -1;
+        name(field, number < 0 ? label.textContent : `${label.textContent}, ${"XYZ"[number] ?? number + 1}`);
+      }
+      // Those who see the three numbers of a point find the axis in each.
+      if (numbers.length === 3) numbers.forEach((field, number) => { field.parentElement.dataset.ssAxis = "xyz"[number]; });
     }
   };
 

@@ -108,51 +108,27 @@
     passing = false;
   }, true);
 
-  // The line between photograph and model, or between two models, is dragged where it is seen: its slider gets what it would be set to.
-  const near = 8;  // px
-  const divider = canvas => {
-    const told = document.querySelector("[data-photo-span]") ?? document.querySelector("[data-span]");
-    const span = (told?.dataset.photoSpan ?? told?.dataset.span)?.split(" ").map(Number);
-    const name = told?.dataset.slider ?? "Photo | model";
-    const label = [...document.querySelectorAll("label")].find(each => each.textContent === name);
-    const field = label && document.getElementById(label.htmlFor)?.parentElement.querySelector("input[inputmode]");
-    if (!span || !field || canvas.tagName !== "CANVAS") return null;
-    const box = canvas.getBoundingClientRect();
-    return {field, left: box.left + span[0] * box.width, width: span[1] * box.width};
-  };
-  const onLine = event => {
-    const line = divider(event.target);
-    return line && Math.abs(event.clientX - line.left - Number(line.field.value) * line.width) <= near;
-  };
-  let dragged = null;
-  addEventListener("pointerdown", event => {
-    if (event.button || !onLine(event)) return;
-    event.stopImmediatePropagation();
-    event.preventDefault();
-    dragged = event.target;
-    dragged.setPointerCapture(event.pointerId);
-  }, true);
-  addEventListener("pointermove", event => {
-    if (dragged) {
-      event.stopImmediatePropagation();
-      const line = divider(dragged);
-      if (!line) return;
-      const share = Math.min(Math.max((event.clientX - line.left) / line.width, 0), 1);
-      write.call(line.field, share.toFixed(2));
-      line.field.dispatchEvent(new InputEvent("input", {bubbles: true}));
-    } else if (event.target.tagName === "CANVAS" && !event.buttons) {
-      // viser has a hand there over what can be clicked.
-      const style = event.target.style;
-      if (onLine(event)) style.cursor = "ew-resize";
-      else if (style.cursor === "ew-resize") style.cursor = "";
+  // Of a path that is longer than its field the end is shown, which tells files apart, and all of it as a tooltip.
+  setInterval(() => {
+    for (const field of document.querySelectorAll(".mantine-TextInput-input")) {
+      const long = field.scrollWidth > field.clientWidth && /[/\\]/.test(field.value);
+      if (field.title !== (long ? field.value : "")) field.title = long ? field.value : "";
+      if (long && document.activeElement !== field) field.scrollLeft = field.scrollWidth;
     }
-  }, true);
-  for (const kind of ["pointerup", "pointercancel"])
-    addEventListener(kind, event => {
-      if (!dragged) return;
-      event.stopImmediatePropagation();
-      dragged = null;
-    }, true);
+  }, 300);
+
+  // What a button has started is seen below it, and what came of it: both are brought to sight where they appear.
+  let seen = null;
+  const results = () => [...document.querySelectorAll("#root button")].filter(each =>
+    each.offsetParent && /^(Cancel$|Download )/.test(each.textContent));
+  const labels = () => results().map(each => each.textContent);
+  document.addEventListener("click", event => { if (event.target.closest?.("button")) seen = labels(); }, true);
+  setInterval(() => {
+    const come = seen && results().find(each => !seen.includes(each.textContent));
+    if (!come) return;
+    seen = labels();
+    come.scrollIntoView({block: "nearest", behavior: "smooth"});
+  }, 250);
 
   // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has
   // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.

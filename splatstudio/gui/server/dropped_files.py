@@ -5,6 +5,7 @@ They come over a WebSocket: first a list of names and sizes, then the bytes of a
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from splatstudio.files.inputs import can_be_path
+from splatstudio.files.leftovers import clear_unused
 from splatstudio.files.outputs import make_folder
 from splatstudio.gui.amounts import size
 from splatstudio.gui.server.folder_listing import PICTURES, kind_of_file
-from splatstudio.operating_system import put_in_place
+from splatstudio.operating_system import hold, put_in_place
 from splatstudio.scene.archives import ENDINGS, MIN_FREE_BYTES
 
 FOLDER = "dropped"  # below the folder where the command was started
+PARTIAL = ".tmp-"  # how the folders begin whose files are still coming
 MOST_BYTES = 8 * 10**9
 MOST_FILES = 20_000
 MOST_DEPTH = 12
@@ -87,7 +90,8 @@ def receive(dropped: DroppedFiles, folder: Path, next_block: Callable[[], bytes]
     free = shutil.disk_usage(folder).free - MIN_FREE_BYTES
     if dropped.num_bytes > free:
         raise ValueError(f"{size(dropped.num_bytes)} came, and {size(max(free, 0))} can be used in {folder}.")
-    partial = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
+    partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder))
+    held = hold(partial)  # as long as this process lives: see `clear_partial`
     try:
         whole = partial / "whole"
         for place, num_bytes in dropped.files:
@@ -98,7 +102,13 @@ def receive(dropped: DroppedFiles, folder: Path, next_block: Callable[[], bytes]
         put_in_place(whole, final)
         return final
     finally:
+        os.close(held)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what programs that were killed have left half copied in `folder`."""
+    clear_unused(folder, PARTIAL)
 
 
 def _file(told: object) -> tuple[PurePosixPath, int]:

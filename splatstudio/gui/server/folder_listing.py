@@ -182,7 +182,7 @@ def _kind_of_folder(folder: Path) -> tuple[Kind, str]:
     if num_pictures < FEWEST_PHOTOS:  # videos are listed one by one
         return "Folder", ""
     more = "more than " if len(names) == MOST_LOOKED_AT else ""
-    return "Photos", more + counted(num_pictures, "photograph")
+    return "Photos", more + counted(num_pictures, "photo")
 
 
 def _names_in(folder: Path) -> list[str]:

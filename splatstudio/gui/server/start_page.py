@@ -30,7 +30,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.files.recent import rename_recent
-from splatstudio.files.run import newest_step
+from splatstudio.files.run import newest_step, scene_of
 from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
     STILL_HERE,
@@ -45,8 +45,9 @@ from splatstudio.gui.server.access import (
     url_of,
 )
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
-from splatstudio.gui.server.dropped_files import checked, receive
+from splatstudio.gui.server.dropped_files import checked, clear_partial, receive
 from splatstudio.gui.server.folder_listing import list_folder
+from splatstudio.gui.server.run_words import figures
 from splatstudio.gui.server.start_views import (
     BROWSE,
     COMPARE,
@@ -97,6 +98,7 @@ class StartPage(PassedOn):
 
     def __init__(self, listen: Listen, content: StartContent):
         self.listen, self._content = listen, content
+        clear_partial(content.folder / DROPS)
         self.token = listen.new_token()
         self._access = make_access(listen, self.token)
         context = listen.context()
@@ -147,12 +149,13 @@ class StartPage(PassedOn):
     def tell(self, sentence: str, instead: Sequence[Entry] = (), installs_for: Path | None = None) -> None:
         """Offer everything again, below a sentence on why the last choice could not be opened.
 
+        The choice stays in the field, to be mended.
         `instead`: what may have been meant, first of all. `installs_for`: what can be opened after an
         installation, for which there is a button.
         """
         with self._lock:
-            self._opening, self._progress = "", ""
-            self._told = Told(sentence, instead, installs_for)
+            typed, self._opening, self._progress = self._opening, "", ""
+            self._told = Told(sentence, instead, installs_for, typed=typed)
 
     def _serve(self) -> None:
         """Serve until the end; the library's own loop ends as soon as somebody cannot be accepted."""
@@ -378,15 +381,25 @@ class StartPage(PassedOn):
 
 
 def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:
-    """Return other runs with a saved model, of the lists and of the same folder, each once."""
+    """Return other runs with a saved model, of the lists and of the same folder, each once.
+
+    Those of the same scene come first: they can be compared by their scores.
+    """
     siblings = sorted(file.parent for file in run_dir.parent.glob("*/run.json"))
     listed = [entry.path for _, entries in content.lists for entry in entries if entry.is_run]
     places = {path.resolve(): path for path in (*reversed(siblings), *reversed(listed))}
     places.pop(run_dir.resolve(), None)
-    steps = [(path, newest_step(path)) for path in reversed(places.values())]
-    return [
-        Entry(path, f"step {step:,}, {path.parent}", is_run=True) for path, step in steps if step is not None
-    ][:MOST_COMPARED]
+    own = scene_of(run_dir)
+    saved = [path for path in reversed(places.values()) if newest_step(path) is not None]
+    alike = {path: own is not None and scene_of(path) == own for path in saved}
+    ordered = sorted(saved, key=lambda path: not alike[path])[:MOST_COMPARED]
+    return [Entry(path, _beside_detail(path, alike[path]), is_run=True) for path in ordered]
+
+
+def _beside_detail(run_dir: Path, alike: bool) -> str:
+    scene = scene_of(run_dir)
+    other = "" if alike else f" · another scene, {'not known' if scene is None else scene.name}"
+    return f"{figures(run_dir)}{other} · {run_dir.parent}"
 
 
 def _data(message: str | bytes) -> bytes:

@@ -94,6 +94,7 @@ class Told:
     instead: Sequence[Entry] = ()
     installs_for: Path | None = None
     good: bool = False  # it tells of what was done, not of what failed
+    typed: str = ""  # what could not be opened
 
 
 def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
@@ -122,6 +123,7 @@ def front_page(content: StartContent, key: str, told: Told) -> str:
         "start_front.html",
         told=_sentence(told) + _install_button(told.installs_for, key),
         key=key,
+        typed=escape(told.typed),
         lists=lists,
         demo=escape(str(content.demo)),
         folder=escape(str(content.folder)),
@@ -156,7 +158,7 @@ def run_page(content: RunContent, key: str, reason: str | None) -> str:
     else:
         delete = (
             "<p>All of the above goes, and cannot be brought back: models, scores, exports and renders in"
-            " this folder. The photographs stay, and so does all that lies elsewhere.</p>"
+            " this folder. The photos stay, and so does all that lies elsewhere.</p>"
             f'<form action="{RUN}" class="deeds">{given}<button name="do" value="delete" class="danger">'
             "Delete this run</button></form>"
         )

@@ -54,8 +54,8 @@ def push_background_jpeg(client: viser.ClientHandle, jpeg: bytes) -> None:
     client.flush()
 
 
-def element_id(handle: viser.GuiButtonHandle) -> str:
-    """Return the id that a button's element has in the page, by which a label can name it."""
+def element_id(handle: viser.GuiButtonHandle | viser.GuiSliderHandle[Any]) -> str:
+    """Return the id that a control's element has in the page, by which a label or a message can name it."""
     return handle._impl.uuid
 
 
@@ -77,6 +77,9 @@ def light_theme() -> dict[str, Any]:
     return values
 
 
+PAGE_SCRIPTS = ("page.js", "navigation.js", "accessibility.js", "commands.js", "comparison.js")
+
+
 def page_script() -> str:
     """Return the scripts of page/, with the style sheet and what else they are handed over."""
     handed_over = {
@@ -84,7 +87,7 @@ def page_script() -> str:
         "stillHere": STILL_HERE,
         "lightTheme": light_theme(),
     }
-    scripts = "\n".join(page_text(name) for name in ("page.js", "navigation.js", "accessibility.js"))
+    scripts = "\n".join(page_text(name) for name in PAGE_SCRIPTS)
     return f"window.splatstudio = {json.dumps(handed_over)};\n{scripts}"
 
 
@@ -93,6 +96,12 @@ def end_opening(client: viser.ClientHandle) -> None:
     source = "window.splatstudioOpened = true;"
     client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
     client.flush()
+
+
+def tell_halves(client: viser.ClientHandle, halves: dict[str, Any] | None) -> None:
+    """Tell a browser's page which two pictures it shows beside each other, None: one alone."""
+    source = f"window.splatstudioHalves = {json.dumps(halves)};"
+    client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
 
 
 def dress_page(client: viser.ClientHandle) -> None:

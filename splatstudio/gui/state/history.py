@@ -14,7 +14,7 @@ import numpy as np
 from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
 from splatstudio.evaluation.evaluate import Evaluation, evaluation_from_json
 from splatstudio.files.inputs import read_input
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, newest_scores
 from splatstudio.runtime.messages import Densified, Evaluated, Event, PlateauReached, Progress, Started
 from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.runtime.training_news import RATE_SECONDS, plateau_reached, running_mean
@@ -202,17 +202,6 @@ def _last_step(run: Run) -> int:
         return checkpoint_step(checkpoint)
     rows = run.metrics().rows
     return rows[-1].get("step", 0) + METRICS_EVERY - 1 if rows else 0
-
-
-def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
-    """Return the newest file in eval/ of the steps until `last_step`, None: of all; None: there is none.
-
-    What a later step left there is of a model that is lost: the training had to go back behind it.
-    """
-    named = ((file.stem.removeprefix("step_"), file) for file in (run_dir / "eval").glob("step_*.json"))
-    steps = {int(digits): file for digits, file in named if digits.isdecimal()}
-    kept = [step for step in steps if last_step is None or step <= last_step]
-    return steps[max(kept)] if kept else None
 
 
 def scores_in(file: Path) -> tuple[int, Evaluation] | None:

@@ -16,8 +16,7 @@ import simplejpeg
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.inputs import read_input
-from splatstudio.files.run import Run
-from splatstudio.gui.state.history import newest_scores
+from splatstudio.files.run import Run, newest_scores
 from splatstudio.gui.state.viewpoint import Viewpoint
 from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE, color_table
 from splatstudio.rendering.modes import Legend
@@ -145,7 +144,7 @@ class PhotoCache:
 
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
         try:
-            photo = self._scene.photo(index)
+            photo = self._scene.whole_photo(index)
         except (ValueError, OSError) as error:
             return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
         return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))

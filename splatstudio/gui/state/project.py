@@ -9,12 +9,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
+
 from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
     newest_checkpoint,
     newest_known_checkpoint,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
@@ -80,6 +82,12 @@ class Project:
         if self.scene is not None:
             return self.scene.path.resolve().name
         return self.path.resolve().name
+
+    @property
+    def title(self) -> str:
+        """Return what tells it from other runs of the same scene."""
+        run = self.name if self.run_dir is None else self.run_dir.resolve().name
+        return run if run.startswith(self.name) else f"{self.name} · {run}"
 
     @property
     def _place(self) -> Path:
@@ -284,7 +292,7 @@ def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
     try:
         return remember_images(run, images), ()
     except OSError as error:
-        return run, (f"{run.path} cannot keep where its photographs are ({error}): name --images again.",)
+        return run, (f"{run.path} cannot keep where its photos are ({error}): name --images again.",)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
@@ -456,7 +464,7 @@ def _shortage(project: Project) -> Notice | None:
     wanted = splats_wanted(project.config, scene)
     if wanted <= plan.num_splats:
         return None
-    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photographs")
+    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photos")
     return Notice("May not fit", sentences, bad=True)
 
 
@@ -505,3 +513,18 @@ def has_sky(path: Path) -> bool:
         return config_of_checkpoint(folder).sky.enabled
     except ValueError:  # damaged: who opens it says so
         return False
+
+
+def transform_of(project: Project) -> np.ndarray | None:
+    """Return the transform from the coordinates of the files to the page's, [4, 4]; None: the same."""
+    if project.scene is not None:
+        return project.scene.transform
+    folder = project.model_path
+    if folder is None or not (folder / "manifest.json").exists():
+        return None
+    try:
+        # A checkpoint whose scene is gone still lies in that scene's frame.
+        return np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
+    except ValueError:
+        # The worker, which needs all of the checkpoint, says what is wrong with it.
+        return None

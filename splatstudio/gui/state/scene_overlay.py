@@ -17,10 +17,9 @@ import viser.transforms
 
 from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe
 from splatstudio.cameras.path_file import read_camera_path, write_camera_path
-from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.files.outputs import make_folder
 from splatstudio.files.run import PATHS_FOLDER
-from splatstudio.gui.state.project import Project
+from splatstudio.gui.state.project import Project, transform_of
 from splatstudio.gui.state.viewpoint import frustum_size, positions_of
 from splatstudio.gui.theme import ACCENT, TEST_COLOR
 from splatstudio.scene.scene import Scene
@@ -41,6 +40,8 @@ CORNERS = np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [
 EDGES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
 # Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
 FACES = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]], np.uint32)
+# viser hears clicks also where the mesh is without its places and scales: nobody meets so small a one.
+UNPLACED = 1e-4
 CAMERA_PIXELS, PATH_PIXELS, HANDLE_PIXELS = 1.5, 2.0, 90.0  # of lines, and of the handles
 
 ROOT = "/camera_path"  # what a preview hides in one browser
@@ -187,7 +188,7 @@ class PathStore:
     def __init__(self, project: Project, tell: Callable[[str], None] = lambda _: None):
         """Call `tell` with a sentence when a path cannot be written, once until one can."""
         self._project, self._tell = project, tell
-        self.transform = _transform_of(project)  # from the files' coordinates to the page's; None: the same
+        self.transform = transform_of(project)  # from the files' coordinates to the page's; None: the same
         self._unsaved: dict[str, CameraPath] = {}  # the newest of each name, until it is on the disk
         self._due = 0.0
         self._closed = False
@@ -296,20 +297,6 @@ class PathStore:
                 self._tell(problem)
 
 
-def _transform_of(project: Project) -> np.ndarray | None:
-    if project.scene is not None:
-        return project.scene.transform
-    folder = project.model_path
-    if folder is None or not (folder / "manifest.json").exists():
-        return None
-    try:
-        # A checkpoint whose scene is gone still lies in that scene's frame.
-        return np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
-    except ValueError:
-        # The worker, which needs all of the checkpoint, says what is wrong with it.
-        return None
-
-
 def plain_name(text: str) -> str:
     """Return what of a text can be a file's name: letters, digits, dashes; "path" where nothing is left."""
     return re.sub(r"[^\w-]+", "-", text, flags=re.ASCII).strip("-_")[:60] or "path"
@@ -373,11 +360,11 @@ class Frustums:
         )
         clicked = scene.add_batched_meshes_simple(
             bodies,
-            CORNERS,
+            UNPLACED * CORNERS,
             FACES,
             viser.transforms.SO3.from_matrix(self.rotations).wxyz,
             self.positions,
-            batched_scales=self.scales,
+            batched_scales=self.scales / UNPLACED,
             batched_colors=self.colors,
             opacity=opacity,
             lod="off",
@@ -438,7 +425,7 @@ class SceneOverlay:
         """Draw the cameras `factor` times as large as usual."""
         self._factor = factor
         self._draw_edges()
-        self._bodies.batched_scales = (factor * self._frustums.scales).astype(np.float32)
+        self._bodies.batched_scales = (factor / UNPLACED * self._frustums.scales).astype(np.float32)
 
     def leave_out(self, index: int | None) -> None:
         """Draw no edges of this camera, whose picture they would cover for who stands in it; None: all."""

@@ -14,13 +14,13 @@ GROUPS = {
     "": "Training",
     "optim": "Learning rates",
     "densify": "Densification",
-    "exposure": "Exposure of photographs",
+    "exposure": "Exposure of photos",
     "poses": "Places of cameras",
     "sky": "Sky",
     "shapes": "Shapes of splats",
     "dropout": "Splats left out by chance",
     "absgrad": "Densification by absolute gradients",
-    "fast": "Densification where photographs agree",
+    "fast": "Densification where photos agree",
 }
 
 # What a setting is called whose name alone says too little below its heading.
@@ -235,6 +235,8 @@ def notice_of(event: messages.Event) -> Notice | None:
             return Notice("Test score has plateaued", " ".join(filter(None, parts)))
         case messages.SettingChanged(step=step, path=path, value=value):
             return Notice("Changed", f"{setting_text(path, value)} at step {step + 1:,}.")
+        case messages.EvaluationStopped(sentence=sentence):
+            return Notice("Evaluation stopped", sentence)
         case messages.Warned(sentence=sentence):
             return Notice("Please note", sentence, bad=True)
         case messages.Failed(sentence=sentence):

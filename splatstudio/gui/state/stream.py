@@ -485,6 +485,7 @@ class Viewport:
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
         self.trim = KEEP_ALL  # what all browsers hide
+        self.beside_slider = ""  # what moves the line between two models, by its id in the page
         self.beside_split = 0.5  # where all browsers see the line between two models
         server.on_client_connect(self._connect)
         server.on_client_disconnect(self._disconnect)

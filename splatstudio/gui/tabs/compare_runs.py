@@ -11,9 +11,9 @@ import numpy as np
 
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
 from splatstudio.evaluation.evaluate import Evaluation
-from splatstudio.files.run import read_metrics
+from splatstudio.files.run import newest_scores, read_metrics, scene_of
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.history import History, newest_scores, scores_in
+from splatstudio.gui.state.history import History, scores_in
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
 
@@ -106,7 +106,10 @@ class RunComparison(Panel):
         own = self.controller.project.run_dir
         self._table.content = runs_html(rows, own)
         self._runs = {}
-        for place in (row.folder.resolve() for row in rows if not is_same(row.folder, own)):
+        places = [row.folder.resolve() for row in rows if not is_same(row.folder, own)]
+        # Runs of the same scene first: they can be compared by their scores.
+        scene = None if own is None else scene_of(own)
+        for place in sorted(places, key=lambda place: scene is not None and scene_of(place) != scene):
             self._runs[str(place) if place.name in self._runs else place.name] = place
         options = (NOBODY, *self._runs)
         if options != self._other.options:

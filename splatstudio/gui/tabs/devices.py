@@ -288,7 +288,7 @@ def _rank_text(rank: RankRow) -> str:
         return f"{splats} splats"
     step = milliseconds(rank.step_seconds, 3)
     if rank.wait_seconds is None:
-        return f"{splats} splats, {step} ms/step"
+        return f"{splats} splats, {step} ms a step"
     # Beside the memory there is no room for more; the head of the rows says what they are.
     return f"{splats} · {step} ms, {milliseconds(rank.wait_seconds, 2)} ms"
 

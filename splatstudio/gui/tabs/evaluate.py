@@ -75,7 +75,7 @@ def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
     """
     if entry is None and file is not None:
         return note_html(
-            f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
+            f"No runs here. To compare {file.name} with photos, name the folder of its scene below."
         )
     if entry is None:
         return note_html("No models here yet: a checkpoint appears when it is saved.")
@@ -103,7 +103,7 @@ class ModelList(Panel):
         self.stale = True  # whether to look at the disk at the next refresh: something was written
         self._folders: tuple[Path, ...] = ()
         self._turned = 0  # pages of the list
-        self._stays = True  # what is selected
+        self.follows = True  # the newest is selected, until the user chooses an older one
         self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
         self._refused = ""  # the folder that was said to be none
         self._root = self.gui.add_text(
@@ -138,10 +138,10 @@ class ModelList(Panel):
 
     def let_go(self) -> None:
         """Select the newest model at the next refresh, as before the user chose another one."""
-        self._stays, self.stale = False, True
+        self.follows, self.stale = True, True
 
     def scan(self) -> None:
-        """Look at the disk, and keep what was selected where it is still there."""
+        """Look at the disk; keep what the user selected where it is still there, else turn to the newest."""
         self.stale = False
         self._folders = folders = self._folders_there()
         names = tuple(folder.resolve().name for folder in folders) or ("–",)
@@ -150,18 +150,17 @@ class ModelList(Panel):
         self._turn_to_own()
         chosen = next((folder for folder in folders if folder.resolve().name == self._run.value), None)
         self.entries = () if chosen is None else entries_of(chosen)
-        if not self._stays:
-            self._stays, self.selected, self._turned = True, None, 0
-        if self.selected is not None:
-            path = self.selected.path
-            self._select(next((entry for entry in self.entries if entry.path == path), None))
-        if self.selected is None and self.entries:
-            self._select(self.entries[0])
+        before, newest = self.selected, self.entries[0] if self.entries else None
+        if self.follows or before is None:
+            self._select(newest)
+            self._turned = 0 if newest != before else self._turned
+        else:
+            self._select(next((entry for entry in self.entries if entry.path == before.path), newest))
 
     def _look_elsewhere(self) -> None:
         """List what is in the folder and the run that are chosen now."""
         with self._lock:
-            self._turned, self.selected = 0, None
+            self._turned, self.selected, self.follows = 0, None, True
             self.scan()
 
     def _first_root(self) -> Path:
@@ -186,7 +185,7 @@ class ModelList(Panel):
         if own is None or own == self._turned_to:
             return
         if own.resolve() in map(Path.resolve, self._folders) and entries_of(own):
-            self._turned_to, self.selected, self._turned = own, None, 0
+            self._turned_to, self.selected, self._turned, self.follows = own, None, 0, True
             self._run.value = own.resolve().name
 
     def _turn(self, step: int) -> None:
@@ -198,6 +197,7 @@ class ModelList(Panel):
             page = self.entries[self._turned * PER_PAGE :]
             if place < len(page):
                 self._select(page[place])
+                self.follows = page[place] == self.entries[0]
 
     def _select(self, entry: CatalogEntry | None) -> None:
         before, self.selected = self.selected, entry
@@ -219,6 +219,7 @@ class EvaluatePanel(Panel):
         gui, self._lock = self.gui, threading.RLock()
         self._opened: Path | None = None  # the folder of the model that was opened here last
         self._described: object = None  # what the facts are of
+        self._suggested = ("", "")  # names of the files to write
         self._asked: tuple[CatalogEntry, object] | None = None  # about what to delete, and its mark then
         self._list = self.add(ModelList(page, self._lock, self._selected_another))
         self._facts = gui.add_html("")
@@ -299,8 +300,14 @@ class EvaluatePanel(Panel):
         self._ask(None)
         place = entry.owner / "exports"
         name = entry.owner.resolve().name
-        self._merged.value = str(place / f"{name}-{entry.step}-merged{'.pt' if entry.is_gsplat else '.ply'}")
-        self._exported.value = str(place / f"{name}-{entry.step}.ply")
+        merged = str(place / f"{name}-{entry.step}-merged{'.pt' if entry.is_gsplat else '.ply'}")
+        suggested = (merged, str(place / f"{name}-{entry.step}.ply"))
+        for field, before, now in zip(
+            (self._merged, self._exported), self._suggested, suggested, strict=True
+        ):
+            if field.value == before:  # what was typed stays
+                field.value = now
+        self._suggested = suggested
         self._scores.show_file(entry.scores, entry.owner)
 
     def _shown_folder(self) -> Path | None:
@@ -408,6 +415,7 @@ class EvaluatePanel(Panel):
             what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
             self._question.content = note_html(f"Delete {what} for good?")
             self._asked = (entry, content_mark(entry))
+            self._list.follows = False  # a newer one takes no question away
 
     def _answered(self, answer: str) -> None:
         with self._lock:

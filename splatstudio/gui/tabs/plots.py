@@ -99,7 +99,7 @@ class TrainingPlots(Panel):
         psnr = [PlotLine("training", blue), PlotLine("test", orange, dots=6.0)]
         splats = [PlotLine("splats", blue), PlotLine("densified", green, width=0.0, dots=4.0)]
         titles = ("Loss (orange: opacities reset)", "PSNR, dB (orange: test)")
-        titles += ("Splats, thousands (green: densified)", "Steps a second")
+        titles += ("Splats, thousands (green: densified)", "it/s")
         self._lines = (loss, psnr, splats, [PlotLine("it/s", blue)])
         self._plots = [Plot(page.server, tab, title, order=-4.0 + i) for i, title in enumerate(titles)]
 

@@ -30,13 +30,14 @@ from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
 from splatstudio.gui.server.viser_private import show_node
 from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
+from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
 from splatstudio.settings.setting import typed_output
 
-CUSTOM, PHOTO = "Custom", "As the photographs"
+CUSTOM, PHOTO = "Custom", "As the photos"
 SIZES = {
     "720p (1280 × 720)": (1280, 720),
     "1080p (1920 × 1080)": (1920, 1080),
@@ -340,8 +341,7 @@ class PathChoice(Panel):
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
         super().__init__(page)
         scene, self._editor, self._store = self.controller.project.scene, editor, store
-        # Of the whole photographs: a training may have made them smaller.
-        cameras = scene.resized(1).cameras if scene is not None else ()
+        cameras = scene.resized(1).cameras if scene is not None else ()  # of the whole photographs
         self._choice = self.gui.add_dropdown(
             "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
         )
@@ -353,7 +353,7 @@ class PathChoice(Panel):
         }
         self._ready = {EMPTY: lambda: CameraPath(())} | (ready if cameras else {})
         new = self.gui.add_button_group(
-            "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photographs' cameras."
+            "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photos' cameras."
         )
         when_user(new, lambda _, kind: self._make(kind))
 
@@ -370,12 +370,14 @@ class PathChoice(Panel):
 
     def _make(self, kind: str) -> None:
         self._store.flush()
-        name = "path" if kind == EMPTY else kind.lower()
         old = self._editor.path
         path = replace(self._ready[kind](), fps=old.fps)
         if (old.width, old.height) != (CameraPath.width, CameraPath.height):  # somebody has chosen a size
             path = replace(path, width=old.width, height=old.height)
-        self._editor.load(path, self._store.unused(name))
+        self._editor.load(path, self._store.unused("path" if kind == EMPTY else kind.lower()))
+        if (path.width, path.height) != (old.width, old.height):
+            size = f"{path.width} × {path.height}, the photos' shape; Size changes it."
+            self.page.notify(Notice("The video has another size", size))
 
 
 class KeyframeSection(Panel):

@@ -224,7 +224,7 @@ CAPTURE_OPTIONS = (
         "Varying exposure",
         "exposure.enabled",
         True,
-        "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photograph differ.",
+        "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photo differ.",
     ),
     CaptureOption(
         "Camera poses",
@@ -242,7 +242,7 @@ CAPTURE_OPTIONS = (
         "Anti-aliasing",
         "antialiased",
         True,
-        "Looks right from other distances than the photographs'; exported files tell other programs to draw"
+        "Looks right from other distances than the photos'; exported files tell other programs to draw"
         " them so, where the format can.",
     ),
     CaptureOption(
@@ -276,7 +276,7 @@ class TrainPanel(Panel):
         if project.scene is not None:
             self.add(Setup(page, project.scene))
         self.plots = TrainingPlots(page, tab)
-        compares = "Compares the model with the photographs that are held out for the test."
+        compares = "Compares the model with the photos that are held out for the test."
         evaluate = self.button("Evaluate now", lambda _: controller.send(Evaluate()), hint=compares)
         self.keep(evaluate, visible=lambda: self._can_evaluate)
         self.add(SettingsForm(page))
@@ -320,7 +320,7 @@ class Setup(Panel):
             self._setting(gui.add_number("Max splats", limit, min=1, step=100_000, hint=hint), cap)
             self._field(
                 gui.add_dropdown(
-                    "Photographs",
+                    "Photos",
                     tuple(sizes),
                     initial_value=labels[config.downscale],
                     hint="Smaller ones train faster and show less detail.",
@@ -383,7 +383,7 @@ def settings_html(controller: Controller) -> str:
     rows = [("Steps", f"{config.steps:,}")]
     if scene is not None:
         rows += [
-            ("Photographs", f"{len(scene.train_indices)} to train, {len(scene.test_indices)} to test"),
+            ("Photos", f"{len(scene.train_indices)} to train, {len(scene.test_indices)} to test"),
             ("Sparse points", f"{len(scene.points):,}"),
             ("Format", scene.format),
             ("Evaluated", evaluated_when(config, len(scene.test_indices))),
@@ -408,7 +408,7 @@ def settings_html(controller: Controller) -> str:
 def evaluated_when(config: TrainConfig, num_photos: int) -> str:
     """Return how often the `num_photos` test photographs are evaluated."""
     if num_photos == 0:
-        return "never: no photographs to test"
+        return "never: no photos to test"
     interval = evaluation_interval(config, num_photos)
     at = sorted(step for step in config.eval_steps if step < config.steps)
     at = [step for step in at if not (interval and step % interval == 0)]

@@ -16,11 +16,12 @@ import viser
 
 from splatstudio.gui.panel import HandleType, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page, element_id
-from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr, photo_span
+from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr
 from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
+from splatstudio.gui.tabs.halves import ToldHalves
 from splatstudio.gui.theme import css, legend_html, rgb_bytes
 from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
@@ -187,7 +188,7 @@ class PhotoList:
             )
         ids = ", ".join(f'div:has(> [id="{element_id(button)}"])' for button in self._buttons)
         last = start + len(self._shown)
-        total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photographs"
+        total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photos"
         num_bad = int(bad[self._order].sum()) if self._order else 0
         warning = f' · <span class="ss-bad">{num_bad} much worse than the others</span>' if num_bad else ""
         self._sheet.content = (
@@ -349,6 +350,7 @@ class BrowserView:
         self._list: PhotoList | None = None
         self._points: viser.GuiCheckboxHandle | None = None
         self._compare: viser.GuiDropdownHandle[str] | None = None
+        self._halves = ToldHalves(page, stream, None if parts is None else parts.scene)
         self._add_mode()
         if parts is not None:
             self._overlay = SceneOverlay(self._client, parts.scene, parts.frustums, self.visit)
@@ -423,6 +425,7 @@ class BrowserView:
             frame, shows = self._stream.frame, self._stream.settings.splats
             self._legend.content = legend_html(frame.legend, frame.notice) if frame and shows else ""
             self._sky.visible = has_sky
+            self._halves.refresh()
             parts, camera_snap = self._parts, self._stream.camera_snap
             if parts is None or self._list is None or self._overlay is None or camera_snap is None:
                 return
@@ -469,11 +472,7 @@ class BrowserView:
             )
         else:
             text = '<span class="ss-muted">Free camera</span>'
-        span = ""
-        if camera_snap.here is not None and settings.comparison.kind == "split" and self._stream.viewpoint:
-            left, width = photo_span(parts.scene.cameras[camera_snap.here], self._stream.viewpoint)
-            span = f' data-photo-span="{left:.5f} {width:.5f}"'  # by which page.js finds the line to drag
-        return f'<div class="ss-standing" data-splatstudio="standing"{span}>{text}</div>'
+        return f'<div class="ss-standing" data-splatstudio="standing">{text}</div>'
 
     # ---- building
 
@@ -500,6 +499,7 @@ class BrowserView:
             "Blend": gui.add_slider("Photo's share", 0.0, 1.0, 0.01, 0.5, visible=False),
             "Difference": gui.add_slider("Times", 1.0, 10.0, 0.5, 3.0, visible=False),
         }
+        self._halves.photo_slider = element_id(sliders["Split"])
         steps = {PREVIOUS: lambda: self.walk(-1), NEXT: lambda: self.walk(1), NEAREST: self.visit_nearest}
         self._on(
             gui.add_button_group("Photo", tuple(steps), hint="Keys B and N."), lambda button: steps[button]()

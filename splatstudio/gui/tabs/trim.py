@@ -1,0 +1,248 @@
+"""What is left out of the view and of exports: faint splats, and those outside of a box in the scene."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import viser
+import viser.transforms
+
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.panel import Page, Panel
+from splatstudio.gui.state.kept_trim import Corner, KeptTrim, TrimKeeper, read_trim, trim_file
+from splatstudio.gui.state.status import Notice
+from splatstudio.gui.theme import note_html
+
+BOX_COLOR = (255, 214, 92)
+ROOT = "/crop"
+HANDLE_PIXELS = 55.0  # of the arrow at each side
+STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
+BOX_RADII = 2.0  # times the model's radius: half a side of the first box
+
+
+class TrimSection(Panel):
+    """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene.
+
+    `show` is told what the views hide, so that they show what the file will hold.
+    """
+
+    def __init__(self, page: Page, show: Callable[[Trim], None]):
+        super().__init__(page)
+        gui, self._show = self.gui, show
+        self._told = KEEP_ALL
+        self._keeper = TrimKeeper(lambda sentence: page.refuse("Not saved", sentence))
+        # viser calls from several threads: what is newest is told last, and one box is drawn at a time.
+        self._drawing = threading.Lock()
+        self._opacity = gui.add_slider(
+            "Minimum opacity", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
+        )
+        self._crop = gui.add_checkbox(
+            "Crop to a box", False, hint="Drag the arrows at its sides; its axes are the view's."
+        )
+        self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
+        self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        self._hide = gui.add_checkbox(
+            "Hide in the view", True, visible=False, hint="All browsers show what the file will hold."
+        )
+        self._said = gui.add_html("", visible=False)
+        self._box = CropBox(page.server, self._drag)
+        self._touched = False
+        self._file = trim_file(self.controller.project)
+        for control in (self._opacity, self._crop, self._hide):
+            control.on_update(self._change)
+        for corner in (self._from, self._to):
+            corner.on_update(self._move)
+        self._take_kept()
+
+    @property
+    def trim(self) -> Trim:
+        """Return what is chosen; the box is in the frame of the page and of the model."""
+        low, high = self._from.value, self._to.value
+        return Trim(self._opacity.value, (*low, *high) if self._crop.value else None)
+
+    def refresh(self) -> None:
+        """Turn to what is kept with another run: what was cropped is of the one before."""
+        super().refresh()
+        file = trim_file(self.controller.project)
+        if file != self._file:
+            self._keeper.flush()
+            self._file = file
+            self._take_kept()
+
+    def close(self) -> None:
+        """Write what was changed last."""
+        self._keeper.flush()
+
+    def surround(self, center: np.ndarray, radius: float) -> None:
+        """Lay the box around a model, unless somebody has laid it already; the fields follow its size."""
+        half = BOX_RADII * radius
+        step = field_step(2.0 * half)
+        digits = max(0, -round(math.log10(step)))
+        for corner, sign in ((self._from, -1.0), (self._to, 1.0)):
+            corner.step, corner.precision = step, digits + 1
+            if not self._touched:
+                x, y, z = np.round(center + sign * half, digits).tolist()
+                corner.value = (x, y, z)
+
+    def _take_kept(self) -> None:
+        """Show what is kept with what is open; where that leaves something out, it is said."""
+        kept = read_trim(self.controller.project) or KeptTrim()
+        self._touched = kept.box is not None
+        if kept.box is not None:
+            self._from.value, self._to.value = kept.box
+        self._crop.value, self._opacity.value, self._hide.value = kept.crops, kept.min_opacity, kept.hides
+        self._draw()
+        if not self.trim.keeps_all:
+            hidden = "What lies outside is hidden, too" if kept.hides else "What lies outside is still shown"
+            sentence = f"{hidden}: Export, Filter turns it off or changes it."
+            self.page.notify(Notice("Filtered as the last time", sentence))
+
+    def _move(self, event: viser.GuiEvent) -> None:
+        self._touched = self._touched or event.client is not None
+        self._change(event)
+
+    def _change(self, event: viser.GuiEvent) -> None:
+        self._draw()
+        if event.client is not None:
+            self._keep()
+
+    def _drag(self, face: BoxSide, place: float) -> None:
+        """Move one side of the box; what is typed and what is dragged is the same."""
+        corner, other = (self._to, self._from) if face.is_upper else (self._from, self._to)
+        end = other.value[face.axis]
+        values = list(corner.value)
+        values[face.axis] = round(max(place, end) if face.is_upper else min(place, end), corner.precision)
+        x, y, z = values
+        self._touched = True
+        corner.value = (x, y, z)
+        self._keep()
+
+    def _keep(self) -> None:
+        box = (self._from.value, self._to.value) if self._touched else None
+        kept = KeptTrim(self._opacity.value, self._crop.value, box, self._hide.value)
+        self._keeper.save_soon(self.controller.project, kept)
+
+    def _draw(self) -> None:
+        with self._drawing:
+            trim = self.trim
+            self._hide.visible = self._said.visible = not trim.keeps_all
+            self._said.content = note_html(f"Kept in {self._file.name}", mark="kept-trim")
+            hidden = trim if self._hide.value else KEEP_ALL
+            if hidden != self._told:
+                self._told = hidden
+                self._show(hidden)
+            shown = self._crop.value
+            self._from.visible = self._to.visible = shown
+            self._box.show((self._from.value, self._to.value) if shown else None)
+
+
+def field_step(side: float) -> float:
+    """Return by how much an arrow of a field moves the side of a box that is `side` long: a power of ten."""
+    return 10.0 ** round(math.log10(max(side, 1e-6) / STEPS_ACROSS))
+
+
+@dataclass(frozen=True)
+class BoxSide:
+    """A side of the box: across which axis it lies, and at which end."""
+
+    axis: int
+    is_upper: bool
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in the scene."""
+        return f"{ROOT}/{'xyz'[self.axis]}{'+' if self.is_upper else '-'}"
+
+    @property
+    def wxyz(self) -> np.ndarray:
+        """Return the rotation after which an arrow along the axis points out of the box."""
+        about = np.eye(3)[(self.axis + 1) % 3]
+        return viser.transforms.SO3.exp(about * (0.0 if self.is_upper else math.pi)).wxyz
+
+
+BOX_SIDES = tuple(BoxSide(axis, is_upper) for axis in range(3) for is_upper in (False, True))
+
+
+class CropBox:
+    """The box in the scene of all browsers, with an arrow at each side that is dragged."""
+
+    def __init__(self, server: viser.ViserServer, drag: Callable[[BoxSide, float], None]):
+        """Call `drag` with a side and where it is dragged to, on viser's event loop."""
+        self._scene, self._drag = server.scene, drag
+        self._lines: viser.LineSegmentsHandle | None = None
+        self._handles: dict[BoxSide, viser.TransformControlsHandle] = {}
+        self._held: tuple[int | None, BoxSide] | None = None  # the browser that drags, and which side
+        self._corners: tuple[Corner, Corner] | None = None
+        server.on_client_disconnect(self._left)
+
+    def show(self, corners: tuple[Corner, Corner] | None) -> None:
+        """Draw the box between two corners, None: take it away."""
+        self._corners = corners
+        if corners is None:
+            for node in (self._lines, *self._handles.values()):
+                if node is not None:
+                    node.remove()
+            self._lines, self._handles, self._held = None, {}, None
+            return
+        self._lines = self._scene.add_line_segments(
+            f"{ROOT}/box", edges_of(corners), BOX_COLOR, thickness=2.0, thickness_units="screen"
+        )
+        for face in BOX_SIDES:
+            if face not in self._handles:
+                self._handles[face] = self._add_handle(face)
+        self._place_handles()
+
+    def _add_handle(self, face: BoxSide) -> viser.TransformControlsHandle:
+        x, y, z = (axis == face.axis for axis in range(3))
+        handle = self._scene.add_transform_controls(
+            face.name,
+            scale=HANDLE_PIXELS,
+            fixed=True,
+            depth_test=False,
+            active_axes=(x, y, z),
+            disable_sliders=True,
+            disable_rotations=True,
+            wxyz=face.wxyz,
+        )
+        handle.on_update(partial(self._dragged, face))
+        return handle
+
+    # On the event loop: start, movements and end come in order.
+    async def _dragged(self, face: BoxSide, event: viser.TransformControlsEvent) -> None:
+        self._held = (event.client_id, face) if event.phase != "end" else None
+        if event.phase != "start":
+            self._drag(face, float(event.target.position[face.axis]))
+        if event.phase == "end":
+            self._place_handles()
+
+    async def _left(self, client: viser.ClientHandle) -> None:
+        # The end of its drag will never come.
+        if self._held is not None and self._held[0] == client.client_id:
+            self._held = None
+            self._place_handles()
+
+    def _place_handles(self) -> None:
+        if self._corners is None:
+            return
+        low, high = np.array(self._corners)
+        for face, handle in [*self._handles.items()]:
+            if self._held is not None and self._held[1] == face:
+                continue
+            position = (low + high) / 2.0
+            position[face.axis] = (high if face.is_upper else low)[face.axis]
+            handle.position = position
+
+
+def edges_of(corners: tuple[Corner, Corner]) -> np.ndarray:
+    """Return the edges of the box between two opposite corners, [12, 2, 3] float32."""
+    places = np.array([*itertools.product(*zip(*corners, strict=True))], np.float32)
+    ends = np.array([*itertools.product((0, 1), repeat=3)])
+    # An edge joins two corners that come from the same end of all axes but one.
+    pairs = [(a, b) for a, b in itertools.combinations(range(8), 2) if (ends[a] != ends[b]).sum() == 1]
+    return places[np.array(pairs)]

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 from start_visitor import ANY_PORT, Visitor
 from studio_page import PAGE_TEST, TIMEOUT, WINDOW
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from splatstudio.gui.server import dropped_files
@@ -45,9 +46,10 @@ def drop(page: StartPage, files: dict[str, bytes], key: str | None = None) -> di
         answer = json.loads(line.recv(TIMEOUT))
         if "taken" not in answer:
             return answer
-        for data in files.values():
-            for at in range(0, len(data), 1000):
-                line.send(data[at : at + 1000])
+        with suppress(ConnectionClosed):  # it may have refused them already
+            for data in files.values():
+                for at in range(0, len(data), 1000):
+                    line.send(data[at : at + 1000])
         return json.loads(line.recv(TIMEOUT))
 
 

@@ -14,6 +14,12 @@ namespace splat::binding {
 
 using Tensors = std::vector<Tensor>;
 
+// The tensor of a list from which its device is taken.
+inline const Tensor& first_of(const Tensors& tensors) {
+  STD_TORCH_CHECK(!tensors.empty(), "there must be a tensor");
+  return tensors.front();
+}
+
 inline AdamSettings adam_settings(const std::vector<double>& betas) {
   STD_TORCH_CHECK(betas.size() == 3, "Adam takes beta1, beta2 and eps");
   return {betas[0], betas[1], betas[2]};

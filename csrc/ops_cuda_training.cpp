@@ -80,8 +80,7 @@ void project_adam_views(const Tensors& params, const Tensors& exp_avg, const Ten
                         const std::vector<double>& rates, const std::vector<double>& regularization,
                         int64_t step, int64_t used_columns, bool visible_only,
                         int64_t /*num_threads*/) {
-  STD_TORCH_CHECK(!params.empty(), "a model is six tensors");
-  const OnDevice device(params[0]);
+  const OnDevice device(first_of(params));
   splat::ViewsAdam args =
       views_adam_of(adam_of_model(params, exp_avg, exp_avg_sq, rates, regularization, step), places,
                     colors, v, cameras, options);

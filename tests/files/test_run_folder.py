@@ -85,7 +85,7 @@ def test_a_folder_that_is_more_than_a_run_stays(
         delete_run(run)
     (run / "thesis.txt").unlink()
     Run(run, run / "exports" / "scene", TrainConfig()).write()
-    with pytest.raises(ValueError, match=r"photographs of .* lie in it"):
+    with pytest.raises(ValueError, match=r"photos of .* lie in it"):
         delete_run(run)
     Run(run, tmp_path / "scene", TrainConfig()).write()
     with monkeypatch.context() as patched:

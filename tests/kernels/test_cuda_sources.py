@@ -31,7 +31,7 @@ def first_statement(binding: str, function: str) -> str:
 
 def without_guard(binding: str) -> list[str]:
     """Return the operators that do not begin with making their tensors' device current."""
-    guard = re.compile(r"const OnDevice device\(\w+\);")
+    guard = re.compile(r"const OnDevice device\((\w+|first_of\(\w+\))\);")
     return [name for name in registered(binding) if not guard.fullmatch(first_statement(binding, name))]
 
 

@@ -74,7 +74,7 @@ def test_names_are_drawn_and_never_run(
     PathStore(studio.controller.project).write(CameraPath(()), f"p{IMAGE}", with_frames=False)
     screen = screen_of(browser, studio, height=900, ignore_https_errors=True)
     try:
-        look_at_all_tabs(screen, names, scene)
+        look_at_all_tabs(screen, names, f"{scene.name} · {run.name}")
         export_with_a_name(screen, run)
         assert screen.errors == []
     finally:
@@ -83,11 +83,11 @@ def test_names_are_drawn_and_never_run(
     choose_on_the_start_page(browser, [scene, run], network)
 
 
-def look_at_all_tabs(screen: Screen, names: list[str], scene: Path) -> None:
+def look_at_all_tabs(screen: Screen, names: list[str], title: str) -> None:
     """See each name where it is shown, as it is written."""
     page = screen.page
     assert page.evaluate("location.protocol") == "https:"
-    screen.wait(lambda: screen.text("name") == scene.name, "the scene's name is in the head")
+    screen.wait(lambda: screen.text("name") == title, "the names of scene and run are in the head")
     for tab in ("Train", "View", "Evaluate", "Render", "Export", "Log"):
         screen.tab(tab)
         nothing_ran(page)

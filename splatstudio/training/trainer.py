@@ -18,7 +18,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
 from splatstudio.checkpoints.saver import save_on_all_ranks
 from splatstudio.corrections.corrections import Corrections, check_agreement
-from splatstudio.distributed.failures import Fault, OutOfMemory, told_together
+from splatstudio.distributed.failures import Fault, OutOfMemory, together, told_together
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
@@ -306,6 +306,8 @@ class Trainer:
                 raise MemoryError("there was no memory for what follows the step before")
             return rounds
 
+        if self.ranks.num_ranks == 1:
+            return DrawnStep(index, config, plan, batch, together(self.ranks, views_of_batch), ())
         rounds, told = told_together(self.ranks, views_of_batch, _cameras_told)
         return DrawnStep(index, config, plan, batch, rounds, by_round(told, [len(one) for one in rounds]))
 

@@ -28,18 +28,9 @@ def test_the_product_works_on_devices_that_no_machine_has(file: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "PATH": path,
     }
-    plugins = [
-        "-p",
-        "no:cacheprovider",
-        "--noconftest",
-        "-p",
-        "blob_scenes",
-        "-p",
-        "made_up_device",
-        "-p",
-        "worker_watcher",
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", *plugins, str(file)]
+    names = ("no:cacheprovider", "blob_scenes", "made_up_device", "worker_watcher")
+    plugins = [f"-p{name}" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", *plugins, str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 0

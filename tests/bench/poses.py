@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,14 +137,19 @@ def of_debian(source: Path, folder: Path, limit: int) -> str:
     command = ["colmap", "automatic_reconstructor", "--workspace_path", str(folder / "colmap")]
     command += ["--image_path", str(source), "--dense", "0", "--use_gpu", "0", "--single_camera", "1"]
     began = time.monotonic()
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return f"colmap automatic_reconstructor: not ready after {limit} s"
-    except subprocess.CalledProcessError as error:
-        return f"colmap automatic_reconstructor failed with the exit code {error.returncode}"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    timer = threading.Timer(limit, process.kill)
+    timer.start()
+    _, status, used = os.wait4(process.pid, 0)
+    timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    told = f"in {time.monotonic() - began:.0f} s, peak {used.ru_maxrss * 1024 / 1e9:.2f} GB"
+    if process.returncode == -signal.SIGKILL:
+        return f"colmap automatic_reconstructor: ended, not ready {told}"
+    if process.returncode:
+        return f"colmap automatic_reconstructor failed with the exit code {process.returncode}"
     models = [num_registered(path) for path in (folder / "colmap" / "sparse").iterdir()]
-    return f"colmap automatic_reconstructor: {max(models)} placed in {time.monotonic() - began:.0f} s"
+    return f"colmap automatic_reconstructor: {max(models)} placed {told}"
 
 
 def video(folder: Path, scenes: Path) -> Case:
@@ -228,6 +236,7 @@ def main() -> None:
             if arguments.colmap and shutil.which("colmap") and case.source.is_dir():
                 shutil.rmtree(case.source / ".splatstudio")
                 told.append(f"{name}: {of_debian(case.source, Path(folder), arguments.colmap)}")
+                print(told[-1], flush=True)
             if case.other_poses is not None:
                 ours, theirs = psnr(case.source, arguments.steps), psnr(case.other_poses, arguments.steps)
                 told.append(

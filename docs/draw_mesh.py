@@ -1,4 +1,4 @@
-"""Draws the mesh of a run as four of its photographs saw it, in its colors and by its shape alone.
+"""Draws the mesh of a run as four of its photos saw it, in its colors and by its shape alone.
 
 For the guide: PYTHONPATH=tests/support python docs/draw_mesh.py RUN OUTPUT.jpg
 """

@@ -66,7 +66,7 @@ def tour(studio: Studio, page: Any, folder: Path) -> None:
     page.get_by_role("tab", name="View").click()
     page.locator("[data-photo]").first.click()
     time.sleep(3.0)
-    page.keyboard.press("g")  # the photograph beside the model
+    page.keyboard.press("g")  # the photo beside the model
     take(page, folder, "compare")
     page.keyboard.press("g")
     page.get_by_role("tab", name="Render").click()

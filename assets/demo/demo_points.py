@@ -1,6 +1,6 @@
 """Sparse points for the demo scene as structure from motion would give them.
 
-Corners are found in the photographs, their rays are cast into the scene, each point is looked for in the
+Corners are found in the photos, their rays are cast into the scene, each point is looked for in the
 other views (in the frame, not hidden, seen from a similar side and distance), the observations get the noise
 of a feature detector, and the point is triangulated from those noisy observations.
 """
@@ -147,7 +147,7 @@ def triangulate(
 
 
 def sparse_points(cameras: Sequence[Pinhole], photos: Sequence[np.ndarray]) -> SparsePoints:
-    """Return the sparse points of the scene from its cameras and photographs (uint8 [H, W, 3] each)."""
+    """Return the sparse points of the scene from its cameras and photos (uint8 [H, W, 3] each)."""
     rng = np.random.default_rng(401)
     starts, views, points, keypoints, first = [], [], [], [], 0
     for source, camera in enumerate(cameras):

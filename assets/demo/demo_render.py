@@ -248,7 +248,7 @@ def _stitched(pieces: list[Shaded]) -> Shaded:
 
 
 def render(camera: Pinhole) -> np.ndarray:
-    """Return the photograph uint8 [H, W, 3] (sRGB) that `camera` takes."""
+    """Return the photo uint8 [H, W, 3] (sRGB) that `camera` takes."""
     k = OVERSAMPLING
     height, width = camera.height * k, camera.width * k
     y, x = (a.ravel() for a in np.mgrid[0:height, 0:width])

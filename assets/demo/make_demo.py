@@ -1,4 +1,4 @@
-"""Make the bundled demo scene: 48 ray-traced photographs of a garden table as a COLMAP dataset.
+"""Make the bundled demo scene: 48 ray-traced photos of a garden table as a COLMAP dataset.
 
 Run `python assets/demo/make_demo.py` (a few minutes on two cores). It writes images/ and sparse/0/ beside
 itself; the same machine gives the same bytes each time.
@@ -60,7 +60,7 @@ def cameras() -> list[Pinhole]:
 def file_frame() -> tuple[np.ndarray, float, np.ndarray]:
     """Return rotation [3, 3], scale and shift [3] that take meters to the files' world.
 
-    A reconstruction from photographs knows neither size nor the vertical, so the files do not either.
+    A reconstruction from photos knows neither size nor the vertical, so the files do not either.
     """
     rotation, _ = np.linalg.qr(np.random.default_rng(502).normal(size=(3, 3)))
     return rotation * np.sign(np.linalg.det(rotation)), 2.37, np.array([0.83, -1.92, 3.41])
@@ -131,7 +131,7 @@ def write_sparse(folder: Path, views: list[Pinhole], photos: list[np.ndarray], s
 
 
 def main() -> None:
-    """Render the photographs and write the dataset."""
+    """Render the photos and write the dataset."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

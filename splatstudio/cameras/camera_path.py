@@ -21,7 +21,7 @@ MAX_SIZE = 16384  # px a side
 
 VideoQuality = Literal["full", "small"]
 
-MIN_SIDE, MAX_SIDE = 1280, 1920  # px, of the longer side of frames that have the photographs' shape
+MIN_SIDE, MAX_SIDE = 1280, 1920  # px, of the longer side of frames that have the photos' shape
 ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
 THROUGH_KEYFRAMES = 48
 DENSE = 2001  # points of a curve along which keyframes are spread evenly
@@ -323,7 +323,7 @@ def orbit_of(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds:
 
     Where the cameras stand on all sides it goes all around, tilted as they are where one side was taken from
     higher up; where they leave a gap of more than GAP, it sways from one end of what they cover to the other,
-    so that it never shows what no photograph shows. Raises ValueError without cameras and when they stand
+    so that it never shows what no photo shows. Raises ValueError without cameras and when they stand
     above `center`.
     """
     capture = _Capture(cameras, center)
@@ -357,7 +357,7 @@ def spiral(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds: f
         if not distance > 0:
             raise ValueError("the cameras stand around what they look at: a spiral needs a side to stand on")
         upright = np.mean([-camera.viewmat[1, :3] for camera in cameras], axis=0)
-        # Straight down there is no horizon: the photographs' own upper edge is kept up.
+        # Straight down there is no horizon: the photos' own upper edge is kept up.
         up = Z if abs(mean[2]) < math.sin(STEEP) * distance else upright
         axes = look_at(mean, ORIGIN, up)[:3, :3]
         spread = np.percentile(np.abs((capture.offsets - mean) @ axes.T), 80, axis=0)
@@ -471,7 +471,7 @@ def _looking(
 
 
 def _sized_as(path: CameraPath, camera: Camera) -> CameraPath:
-    """Return the path with frames of the photographs' shape and, within MIN_SIDE and MAX_SIDE, their size."""
+    """Return the path with frames of the photos' shape and, within MIN_SIDE and MAX_SIDE, their size."""
     longer = max(camera.width, camera.height)
     ratio = min(max(longer, MIN_SIDE), MAX_SIDE) / longer
     width, height = (max(2, round(side * ratio / 2) * 2) for side in (camera.width, camera.height))

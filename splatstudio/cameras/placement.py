@@ -19,10 +19,10 @@ class Placement:
     Args:
         upright: Turn it to stand upright in other viewers, centered and scaled as in the studio; by default
             it lies in the coordinates of the scene's files.
-        cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json; as the
+        cameras: Also write the photos' cameras, in the same coordinates, to this cameras.json; as the
             training refined them, where it learned poses.
         scene: The scene, for --upright and --cameras; a run and a checkpoint remember theirs.
-        images: The scene's folder of photographs, where it is another one.
+        images: The scene's folder of photos, where it is another one.
     """
 
     upright: bool = False

@@ -31,7 +31,7 @@ class CatalogEntry:
     num_gaussians: int | None  # None: not known without reading the files
     state: EntryState
     reason: str = ""  # why it is not complete
-    psnr: float | None = None  # of the test photographs, where it was evaluated
+    psnr: float | None = None  # of the test photos, where it was evaluated
 
     @property
     def is_gsplat(self) -> bool:

@@ -74,11 +74,11 @@ class Checkpoint:
     scene_path: Path
     scene_transform: np.ndarray  # [4, 4] float64 from the files' world to the frame of the Gaussians
     rng_state: Tensor  # [S] uint8, of the training's random generator
-    upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
-    view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
+    upcoming: tuple[str, ...]  # the names of the photos already drawn for the next steps
+    view_costs: Mapping[str, float] = field(default_factory=dict)  # of photos by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
-    photographs: tuple[str, ...] = ()  # the names of the scene's
+    photos: tuple[str, ...] = ()  # the names of the scene's
 
     @property
     def gaussians(self) -> Gaussians:
@@ -255,15 +255,15 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
             autosave=manifest.get("autosave") is True,
             corrections=_read_corrections(folder, manifest),
-            photographs=photographs_of(manifest),
+            photos=photos_of(manifest),
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{folder / 'manifest.json'} is damaged: {reason}") from error
 
 
-def photographs_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the photographs that the scene of a checkpoint had; none: it does not tell."""
+def photos_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the photos that the scene of a checkpoint had; none: it does not tell."""
     told = manifest["scene"].get("photographs", ())
     return tuple(told) if isinstance(told, list) and all(isinstance(name, str) for name in told) else ()
 
@@ -434,7 +434,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "scene": {
             "path": str(checkpoint.scene_path),
             "transform": checkpoint.scene_transform.tolist(),
-            "photographs": list(checkpoint.photographs),
+            "photographs": list(checkpoint.photos),
         },
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
@@ -452,7 +452,7 @@ def _write_corrections(folder: Path, corrections: SavedCorrections) -> dict[str,
     """Write the file and return what the manifest has to tell of it; OSError when that fails."""
     size, digest = write_tensors(folder / CORRECTIONS_FILE, corrections.tensors)
     entry = {"file": CORRECTIONS_FILE, "bytes": size, "sha256": digest}
-    return {ENTRY: {**entry, "photographs": list(corrections.photographs)}}
+    return {ENTRY: {**entry, "photographs": list(corrections.photos)}}
 
 
 def _verify_corrections(folder: Path, manifest: dict[str, Any], *, content: bool = True) -> None:

@@ -40,12 +40,12 @@ class Finding:
 
 # What to look at when a training is slower than it should be, or ends.
 ADVICE = (
-    "A GPU in the Devices panel below 80 %: photographs are decoded too slowly (more cores, a faster disk, "
+    "A GPU in the Devices panel below 80 %: photos are decoded too slowly (more cores, a faster disk, "
     "--downscale), or ranks wait for one another (their wait time stands beside it).",
     "Out of memory: --max-splats auto plans with what is free; a smaller --batch-size with more "
     "accumulation, or --downscale, needs less. Close other programs that hold the GPU.",
     "More GPUs bring too little: without NVLink the exchange of splats decides; the bandwidth measured above "
-    "says how much. Larger photographs and more views a step scale better.",
+    "says how much. Larger photos and more views a step scale better.",
     "A crash inside a kernel: run once with CUDA_LAUNCH_BLOCKING=1, so that the log names the right call.",
     "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
     "network between several machines.",
@@ -54,7 +54,7 @@ PORTABLE = (
     "which any processor runs, as this one has no AVX2 and FMA, or SPLATSTUDIO_CPU says so; they train about "
     "five times slower"
 )
-MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photographs, shards
+MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photos, shards
 MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
 
 

@@ -1,4 +1,4 @@
-"""`splatstudio eval`: a model compared with the test photographs, printed and written."""
+"""`splatstudio eval`: a model compared with the test photos, printed and written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluate_with_progress(task: EvaluationTask, measures: Measures) -> Scored:
 
     Whether a part of a model may be judged alone is for the caller to check before.
     """
-    with count_progress("photographs") as report:
+    with count_progress("photos") as report:
         return evaluate_task(task, measures, lambda done, total, _: report(done, total))
 
 
@@ -65,5 +65,5 @@ def scored_values(scored: Scored) -> dict[str, Any]:
 
 
 def scores_by_name(scored: object) -> dict[str, float | None]:
-    """Return every score by its name, of a photograph or their means; None: not measured."""
+    """Return every score by its name, of a photo or their means; None: not measured."""
     return {name: getattr(scored, name) for name in SCORES}

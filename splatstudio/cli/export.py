@@ -49,7 +49,7 @@ def export_model(
         if seen is not None:
             there = model.transform @ np.linalg.inv(seen.transform)
             cameras = tuple(camera.transformed(there) for camera in seen.cameras)
-    photographs = () if scene is None else tuple((view.name, view.camera) for view in scene.views)
+    photos = () if scene is None else tuple((view.name, view.camera) for view in scene.views)
     request = ExportRequest(
         trim=trim,
         box_in_files=True,
@@ -58,7 +58,7 @@ def export_model(
         eyes=[camera.position for camera in cameras],
         first=cameras[0] if cameras else None,
         cameras=placement.cameras,
-        photographs=photographs,
+        photos=photos,
     )
     exported = write_model(model, output, request, announce=announce)
     told = [*model.notes, *([] if note is None else [note])]
@@ -77,7 +77,7 @@ def _refuse_outputs(output: Path, cameras: Path | None) -> None:
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:
-    """Return the scene that a model shows, at the size of photographs that it was trained on."""
+    """Return the scene that a model shows, at the size of photos that it was trained on."""
     return scene_shown_by(path, placement.scene, placement.images, full_size=False)
 
 
@@ -87,4 +87,4 @@ def _scene_if_there(path: Path, placement: Placement) -> tuple[Scene | None, str
         return _scene_of(path, placement), None
     except ValueError as error:
         # Pages and normals are possible without; they only are better with them.
-        return None, f"The photographs' cameras are not known, and the file is made without them: {error}"
+        return None, f"The photos' cameras are not known, and the file is made without them: {error}"

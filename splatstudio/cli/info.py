@@ -57,7 +57,7 @@ class PathContents:
 
 
 def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = False) -> PathContents:
-    """Return what `path` holds; `images` is the folder of a scene's photographs, "": where its files say.
+    """Return what `path` holds; `images` is the folder of a scene's photos, "": where its files say.
 
     `model` is the number of its COLMAP model, -1: the one with most images; `strict` is as of `load_model`.
 
@@ -188,7 +188,7 @@ def _print_run(run: Run) -> None:
     told = [
         ("Run", str(values["path"])),
         ("Scene", str(values["scene"])),
-        ("Photographs", f"1/{downscale} of their size" if downscale > 1 else "full size"),
+        ("Photos", f"1/{downscale} of their size" if downscale > 1 else "full size"),
         ("Strategy", values["strategy"]),
         ("Steps", steps),
         ("Test PSNR", score or "none yet"),

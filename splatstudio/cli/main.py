@@ -90,10 +90,10 @@ def open_(
     run: Path | None = None,
     at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
 ) -> int:
-    """Open a scene folder, photographs, a video, a file of splats or a run folder in the studio.
+    """Open a scene folder, photos, a video, a file of splats or a run folder in the studio.
 
     Args:
-        path: What to open; of photographs and videos without camera poses these are estimated first. Without
+        path: What to open; of photos and videos without camera poses these are estimated first. Without
             it a page offers what was opened last, the demo and a field for a path.
         config: Settings of a training that is started from the studio.
         preset: Settings tuned for one goal; those given beside it win.
@@ -119,7 +119,7 @@ def open_(
     if path is None and (at_once.merge or devices.nodes > 1):
         raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
     path = path and out_of_archive(path)
-    # The page is there while the poses of photographs are estimated, and offers a choice of several scenes.
+    # The page is there while the poses of photos are estimated, and offers a choice of several scenes.
     if path is None or (devices.nodes == 1 and (lacks_poses(path) or holds_several(path))):
         run_with_start_page(studio_of_choice(listen, **at_page, chosen=path, **asked), asked)
         return 0
@@ -160,13 +160,13 @@ def demo(
 
 
 def poses(path: Positional[Path], /, frames: int | None = None) -> int:
-    """Estimate the camera poses of photographs or of a video, and say how good they are.
+    """Estimate the camera poses of photos or of a video, and say how good they are.
 
-    Everything is kept in the folder .splatstudio beside the photographs, which are not changed. Ctrl-C loses
+    Everything is kept in the folder .splatstudio beside the photos, which are not changed. Ctrl-C loses
     no finished stage.
 
     Args:
-        path: A folder of photographs and videos, or one video.
+        path: A folder of photos and videos, or one video.
         frames: How many frames of each video to use; as many as its motion needs by default.
     """
     from splatstudio.cli.poses import estimate_and_print
@@ -188,7 +188,7 @@ def train_(
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
-        scene: A COLMAP folder, or one with transforms.json or Blender's files, or photographs or a video,
+        scene: A COLMAP folder, or one with transforms.json or Blender's files, or photos or a video,
             whose camera poses are estimated first; with --resume a run will do.
         config: The training's settings.
         preset: Settings tuned for one goal; those given beside it win.
@@ -225,7 +225,7 @@ def eval_(
     files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
     json: bool = False,
 ) -> int | CommandResult:
-    """Compare a run, a checkpoint or a file of splats with the scene's test photographs.
+    """Compare a run, a checkpoint or a file of splats with the scene's test photos.
 
     The scores of a run or its checkpoint are also written to the run's folder: eval/step_N.json and .csv.
 
@@ -335,7 +335,7 @@ def export(
     if exported.num_left_out:
         console.print(f"{exported.num_left_out:,} splats were left out")
     if placement.cameras is not None:
-        console.print(f"The photographs' cameras written to {placement.cameras}")
+        console.print(f"The photos' cameras written to {placement.cameras}")
     if form.loses:
         console.print(f"Not everything is kept: {form.loses}")
     if exported.note:
@@ -390,8 +390,8 @@ def info(
 
     Args:
         path: What to look at; nothing is changed.
-        images: The folder of a scene's photographs, where it is not the one that its files name.
-        model: Number of the COLMAP model to look at, of several; -1: the one with most photographs.
+        images: The folder of a scene's photos, where it is not the one that its files name.
+        model: Number of the COLMAP model to look at, of several; -1: the one with most photos.
         strict: Refuse a file of splats of which one has a value that is not finite.
         json: Print it as one JSON object.
     """

@@ -40,7 +40,7 @@ def mesh(
         output: The file to write; its ending says the format: .glb (glTF), .obj, .ply or .stl.
         shape: How fine the mesh is, and what is done to it.
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
-        place: Where it lies, and which photographs look at it.
+        place: Where it lies, and which photos look at it.
         processes: How many make it.
         overwrite: Replace files that are there already.
         json: Print the report as one JSON object, and all else to standard error.

@@ -134,7 +134,7 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("data-factor", "downscale-factor", "resize-factor", "resolution", "r"), "--downscale"),
     **dict.fromkeys(
         ("max-resolution", "max-image-size", "max-width"),
-        "here --downscale divides the photographs' sides, as --downscale 4",
+        "here --downscale divides the photos' sides, as --downscale 4",
     ),
     **dict.fromkeys(("cap-max", "max-cap", "max-num-splats", "strategy.cap-max"), CAP),
     **dict.fromkeys(("eval-split-every", "llffhold"), "--test-every"),

@@ -17,10 +17,10 @@ class Against:
 
     Args:
         scene: The scene; a run and a checkpoint remember theirs.
-        images: The scene's folder of photographs, where it is another one.
-        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
-        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
-        test_images: Names of the photographs to compare with, by commas, in place of the others.
+        images: The scene's folder of photos, where it is another one.
+        downscale: Divide the photos' size by this; as in training by default, 1 for a file.
+        test_every: Every n-th photo by name is a test photo (for a file; a run remembers its own).
+        test_images: Names of the photos to compare with, by commas, in place of the others.
     """
 
     scene: Path | None = None
@@ -37,7 +37,7 @@ class Scores:
     Args:
         lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
         fetch_lpips: Download weights that are missing.
-        color_correct: Also PSNR after the affine map of colors that fits each photograph best.
+        color_correct: Also PSNR after the affine map of colors that fits each photo best.
         flip: FLIP, which tells how strongly an observer sees the difference; about a second a megapixel.
     """
 
@@ -86,7 +86,7 @@ class RunOptions:
     Args:
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
-        minutes: Choose preset, size of the photographs (--downscale at least) and steps for the best picture
+        minutes: Choose preset, size of the photos (--downscale at least) and steps for the best picture
             in about so many minutes on this machine.
     """
 
@@ -133,11 +133,11 @@ class Route:
     Args:
         path: A camera_path.json of the studio, nerfstudio or nerfview.
         path_scale: Multiply that file's positions by this; 10 for files that nerfview saved.
-        orbit: Once around what the photographs look at, at the distance of their cameras; where the scene is
+        orbit: Once around what the photos look at, at the distance of their cameras; where the scene is
             not known, around the middle of the splats.
-        spiral: Wind through the room that the photographs' cameras took.
+        spiral: Wind through the room that the photos' cameras took.
         scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
-        images: The scene's folder of photographs, where it is another one.
+        images: The scene's folder of photos, where it is another one.
         strict: Refuse a file with splats that would be left out, as a value of them is not finite.
     """
 
@@ -204,8 +204,8 @@ class MeshPlace:
     Args:
         upright: Let it stand upright, z up, centered and scaled as in the studio; by default it lies in the
             coordinates of the scene's files.
-        scene: The scene whose photographs look at it; a run and a checkpoint remember theirs.
-        images: The scene's folder of photographs, where it is another one.
+        scene: The scene whose photos look at it; a run and a checkpoint remember theirs.
+        images: The scene's folder of photos, where it is another one.
     """
 
     upright: bool = False

@@ -10,11 +10,11 @@ from splatstudio.kernels.installed import installed_torch, kernel_files
 
 # The first sentence of each command's own help; its module has the rest.
 SUMMARIES = {
-    "open": "Open a scene folder, photographs, a video, a file of splats or a run folder in the studio.",
+    "open": "Open a scene folder, photos, a video, a file of splats or a run folder in the studio.",
     "demo": "Train the demo scene, which comes with splatstudio, in the studio.",
-    "poses": "Estimate the camera poses of photographs or of a video, and say how good they are.",
+    "poses": "Estimate the camera poses of photos or of a video, and say how good they are.",
     "train": "Train a model of a scene, without the studio. Ctrl-C saves and says where.",
-    "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photographs.",
+    "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photos.",
     "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",
     "export": "Write a model for other programs, in the coordinates of the scene's files or upright.",
     "mesh": "Make a triangle mesh of a model, and say how good it is.",

@@ -1,4 +1,4 @@
-"""`splatstudio poses`, and what `open` and `train` do with photographs whose camera poses are not known."""
+"""`splatstudio poses`, and what `open` and `train` do with photos whose camera poses are not known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from splatstudio.scene.archives import is_archive, unpacked
 
 
 def estimate_and_print(path: Path, frames: int | None = None) -> None:
-    """Estimate the poses of photographs or a video with a bar for each stage, and print the report.
+    """Estimate the poses of photos or a video with a bar for each stage, and print the report.
 
     Raises ValueError with one sentence where there is too little to go by.
     """
@@ -59,7 +59,7 @@ def print_pose_report(report: PoseReport) -> None:
 
 
 def with_poses(path: Path) -> Path:
-    """Return what is opened of `path`, after estimating the poses of photographs that have none.
+    """Return what is opened of `path`, after estimating the poses of photos that have none.
 
     Raises ValueError with one sentence where they give no poses.
     """

@@ -35,7 +35,7 @@ SHORT_HELP = {
     "open": ShortHelp(
         ("train", *_TRAINING, "run", "host", "port", "browser"),
         (
-            "splatstudio open photographs/ --train --preset fast",
+            "splatstudio open photos/ --train --preset fast",
             "splatstudio open model.ply",
             "splatstudio open runs/garden --host 0.0.0.0 --no-browser",
         ),
@@ -51,7 +51,7 @@ SHORT_HELP = {
     "train": ShortHelp(
         ("minutes", *_TRAINING, "init", "stop-when-flat", "run", "resume", "json"),
         (
-            "splatstudio train photographs/ --minutes 10",
+            "splatstudio train photos/ --minutes 10",
             "splatstudio train garden/ --steps 7000 --downscale 4 --run runs/garden",
             "splatstudio train runs/garden --resume --steps 60000",
         ),

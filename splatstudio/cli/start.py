@@ -51,7 +51,7 @@ def studio_of_choice(
 ) -> Studio:
     """Serve the start page and return the studio of what is chosen there, at the same address.
 
-    The page shows the camera poses of photographs that have none yet, as they are found. `chosen`: what is
+    The page shows the camera poses of photos that have none yet, as they are found. `chosen`: what is
     opened first, without being asked for there. `config` are a training's settings, `given` the names of
     those that the user asked for: unless steps are among them, the demo gets its own. `asked` are further
     arguments of `open_studio`. Raises ValueError where the address cannot be used, or `chosen` cannot
@@ -134,7 +134,7 @@ class _Front:
         """Return what is opened of `path`; poses that are missing are estimated while the page shows how.
 
         `install` what that needs, where it is not there. Raises ValueError with one sentence where the
-        photographs give no poses, ColmapMissing where something has to be installed before.
+        photos give no poses, ColmapMissing where something has to be installed before.
         """
         from splatstudio.cli.poses import out_of_archive, poses_come_first, with_poses
         from splatstudio.poses.estimate import lacks_poses, scene_of
@@ -203,7 +203,7 @@ def run_with_start_page(studio: Studio, asked: Mapping[str, Any]) -> None:
 
 
 def run_until_closed(studio: Studio, devices: DeviceOptions) -> TakenOver | None:
-    """Serve a studio until it is ended; where photographs join, another one with them takes its place.
+    """Serve a studio until it is ended; where photos join, another one with them takes its place.
 
     Returns the address at which the start page is wanted next, None where the user has ended all.
     """
@@ -212,7 +212,7 @@ def run_until_closed(studio: Studio, devices: DeviceOptions) -> TakenOver | None
 
     while studio.run_forever():
         project = studio.controller.project
-        assert project.scene is not None and project.run_dir is not None, "it has photographs"
+        assert project.scene is not None and project.run_dir is not None, "it has photos"
         begun = newest_known_checkpoint(project.run_dir) is not None
         has_home = studio.has_home
         studio = open_studio(

@@ -162,16 +162,16 @@ def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
         means.append(f"{title.removesuffix(' dB')} {value:.2f} dB" if unit else f"{title} {value:.4f}")
     console.print(
         f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} splats,"
-        f" {len(evaluation.images)} test photographs, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
+        f" {len(evaluation.images)} test photos, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
     )
     for note in short_notes(evaluation.notes):
         console.print(note, style="yellow", markup=False)
 
 
 def print_scores(evaluation: Evaluation) -> None:
-    """Print the scores of each test photograph, worst first."""
+    """Print the scores of each test photo, worst first."""
     measured = evaluation.measured
-    table = Table("photograph", *(SCORE_TITLES[name] for name in measured), box=None)
+    table = Table("photo", *(SCORE_TITLES[name] for name in measured), box=None)
     for image in evaluation.worst_first:
         values = [(name, getattr(image, name)) for name in measured]
         table.add_row(image.name, *(f"{value:.{2 if 'psnr' in name else 4}f}" for name, value in values))

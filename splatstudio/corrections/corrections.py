@@ -21,12 +21,12 @@ from splatstudio.settings.config import TrainConfig
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
-BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photograph comes only once in an epoch
+BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photo comes only once in an epoch
 EPS = 1e-15
 
 # A gradient of the loss with respect to a gain below this is as good as none: it comes of what the picture
 # shows. Without the limit maps wander in constant light, and take the model along: measured -2.1 dB, with it
-# -0.7, on 12 photographs after 500 steps; and in changing light it costs nothing.
+# -0.7, on 12 photos after 500 steps; and in changing light it costs nothing.
 SETTLED = 0.02
 
 
@@ -67,7 +67,7 @@ def roughness(grid: Tensor) -> Tensor:
 class LearnedRows:
     """V rows of values [V, ...] with the moments of Adam (Kingma and Ba 2015) and the steps of each row.
 
-    A step moves the rows of the photographs that it learned from and no other, moments included.
+    A step moves the rows of the photos that it learned from and no other, moments included.
     """
 
     values: Tensor
@@ -119,7 +119,7 @@ class LearnedRows:
 
     @torch.no_grad()
     def center(self, gate: StepGate | None = None) -> None:
-        """Take the rows' mean from each of them: what all photographs share belongs to the model.
+        """Take the rows' mean from each of them: what all photos share belongs to the model.
 
         A `gate` may keep them from changing.
         """
@@ -155,7 +155,7 @@ def _through(gate: StepGate | None, after: Tensor, before: Tensor) -> Tensor:
 class SavedCorrections:
     """The corrections of a training as a checkpoint keeps them."""
 
-    photographs: tuple[str, ...]  # the names of the rows, but for the sky's
+    photos: tuple[str, ...]  # the names of the rows, but for the sky's
     tensors: Mapping[str, Tensor]  # as "exposure.values"
 
     @property
@@ -166,27 +166,27 @@ class SavedCorrections:
     def copy(self) -> SavedCorrections:
         """Return the same with tensors of its own, on the CPU."""
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
-        return SavedCorrections(self.photographs, copies)
+        return SavedCorrections(self.photos, copies)
 
 
 class Corrections:
     """What the settings say to learn besides the Gaussians of a training.
 
-    Before a step `begin` gives the leaf tensors of its photographs, `camera`, `shown` and `penalty` use them,
+    Before a step `begin` gives the leaf tensors of its photos, `camera`, `shown` and `penalty` use them,
     and `finish` and `move_cameras` move them from their gradients, the same on every rank.
     """
 
     def __init__(self, config: TrainConfig, scene: Scene, device: torch.device) -> None:
-        """Prepare to learn, of the training photographs of `scene`, what `config` asks for."""
+        """Prepare to learn, of the training photos of `scene`, what `config` asks for."""
         self._cameras = {index: scene.views[index].camera for index in scene.train_indices}
-        # All parts of a photograph were taken in one exposure.
+        # All parts of a photo were taken in one exposure.
         whole = {index: scene.views[index].whole for index in scene.train_indices}
         self._names = tuple(dict.fromkeys(whole.values()))
         rows = {name: row for row, name in enumerate(self._names)}
         self._row_of = {index: rows[name] for index, name in whole.items()}
         if config.poses.enabled and len(self._names) < len(self._cameras):
             raise ValueError(
-                "poses cannot be refined of photographs that are cut into several views, as panoramas: switch"
+                "poses cannot be refined of photos that are cut into several views, as panoramas: switch"
                 " poses.enabled off"
             )
         self._extent = scene.extent
@@ -221,7 +221,7 @@ class Corrections:
         return "poses" in self._tables and step >= config.poses.start_step
 
     def camera(self, index: int) -> Camera:
-        """Return the camera of the training photograph `index` of the scene, as it is known now."""
+        """Return the camera of the training photo `index` of the scene, as it is known now."""
         row = self._row_of[index]
         table = self._tables.get("poses")
         if table is None or not int(table.num_steps.sum()) > 0:
@@ -229,17 +229,17 @@ class Corrections:
         return corrected_camera(self._cameras[index], self._correction(row))
 
     def cameras(self) -> list[Camera]:
-        """Return the cameras of all training photographs, as they are known now."""
+        """Return the cameras of all training photos, as they are known now."""
         return [self.camera(index) for index in self._row_of]
 
     def poses(self) -> dict[str, np.ndarray]:
-        """Return the corrections [6] of the training cameras as of `corrected_camera`, by photograph."""
+        """Return the corrections [6] of the training cameras as of `corrected_camera`, by photo."""
         if "poses" not in self._tables:
             return {}
         return {name: self._correction(row) for row, name in enumerate(self._names)}
 
     def begin(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the leaf tensors of a step on the photographs `indices` of the scene, of all ranks."""
+        """Return the leaf tensors of a step on the photos `indices` of the scene, of all ranks."""
         self._rows = sorted({self._row_of[index] for index in indices})
         self._shown = {}
         self._leaves = {
@@ -250,7 +250,7 @@ class Corrections:
         return tuple(self._leaves.values())
 
     def shown(self, view: TrainView, output: RenderOutput) -> Tensor:
-        """Return an output as its photograph shows it: before the sky, in the photograph's exposure."""
+        """Return an output as its photo shows it: before the sky, in the photo's exposure."""
         rows = {name: 0 if name == "sky" else self._place(view) for name in self._leaves}
         learned = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
         rgb = output.rgb
@@ -264,7 +264,7 @@ class Corrections:
 
     @torch.no_grad()
     def shown_now(self, view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-        """Return a picture [H, W, 3] over black, with alpha [H, W], as its photograph shows it.
+        """Return a picture [H, W, 3] over black, with alpha [H, W], as its photo shows it.
 
         As `shown`, but at any time and without gradients.
         """
@@ -275,7 +275,7 @@ class Corrections:
         return rgb
 
     def before_sky(self, view: TrainView) -> TrainView:
-        """Return the view of a photograph with alpha over the sky as the photograph would show it.
+        """Return the view of a photo with alpha over the sky as the photo would show it.
 
         Its target is over black before, as of `behind`. Others are returned as they are.
         """
@@ -303,7 +303,7 @@ class Corrections:
         return config.background
 
     def penalty(self, view: TrainView, config: TrainConfig) -> Tensor | None:
-        """Return what keeps the correction of a photograph small and smooth, a scalar; None: nothing does."""
+        """Return what keeps the correction of a photo small and smooth, a scalar; None: nothing does."""
         if "exposure" not in self._leaves:
             return None
         difference = self._leaves["exposure"][self._place(view)]
@@ -340,7 +340,7 @@ class Corrections:
     def move_cameras(
         self, indices: Sequence[int], twists: Sequence[Tensor], *, step: int, config: TrainConfig
     ) -> None:
-        """Move the cameras of the photographs `indices` from the gradients of their twists, of all ranks.
+        """Move the cameras of the photos `indices` from the gradients of their twists, of all ranks.
 
         `twists` are as of `pose_gradient`, and none where nobody asked; `step` as of `finish`.
         """
@@ -359,9 +359,9 @@ class Corrections:
             self._hold_cameras()
 
     def may_move(self, then: Iterable[int], *, now: Iterable[int], step: int, config: TrainConfig) -> bool:
-        """Return whether the step after `step` others may move a camera of the photographs `then`.
+        """Return whether the step after `step` others may move a camera of the photos `then`.
 
-        It learns from the photographs `now`. Only they move, but for the first step and the ends of epochs.
+        It learns from the photos `now`. Only they move, but for the first step and the ends of epochs.
         """
         if not self.refines_poses(step, config):
             return False
@@ -383,13 +383,13 @@ class Corrections:
         return SavedCorrections(self._names, tensors)
 
     def restore(self, saved: SavedCorrections | None) -> None:
-        """Go on from what a checkpoint kept; photographs that it does not know start without corrections.
+        """Go on from what a checkpoint kept; photos that it does not know start without corrections.
 
         Raises ValueError when what it kept is damaged.
         """
         if saved is None:
             return
-        of = {name: row for row, name in enumerate(saved.photographs)}
+        of = {name: row for row, name in enumerate(saved.photos)}
         known = [row for row, name in enumerate(self._names) if name in of]
         for name, table in self._tables.items():
             prefix = name + "."
@@ -433,18 +433,18 @@ def saved_sky(saved: SavedCorrections | None) -> Sky | None:
 
 
 def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
-    """Return the corrections [6] of the training cameras that a checkpoint keeps, by photograph.
+    """Return the corrections [6] of the training cameras that a checkpoint keeps, by photo.
 
     They are as of `corrected_camera`, in the frame of the training, where the scene's extent is 1.
     """
     values = None if saved is None else saved.tensors.get("poses.values")
     if saved is None or values is None:
         return {}
-    return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
+    return dict(zip(saved.photos, values.cpu().numpy().astype(np.float64), strict=True))
 
 
 def _over_learned_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Tensor:
-    """Return an output over the sky, which learns only from what the photograph has not left transparent."""
+    """Return an output over the sky, which learns only from what the photo has not left transparent."""
     rgb = over_sky(output.rgb, output.alpha, sky, view.camera)
     if view.alpha is None:
         return rgb

@@ -1,1 +1,1 @@
-"""How well a model shows photographs that it was not trained on: PSNR, SSIM, LPIPS."""
+"""How well a model shows photos that it was not trained on: PSNR, SSIM, LPIPS."""

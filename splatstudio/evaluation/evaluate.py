@@ -1,4 +1,4 @@
-"""How well a model shows the photographs that it was not trained on."""
+"""How well a model shows the photos that it was not trained on."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from splatstudio.scene.photo_uploads import Pixels, pixels_of
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.whole_photos import whole_photo, whole_picture
 
-# What the figures are, as it stands in every file of results. `photograph` is 8-bit / 255, `render` is float.
+# What the figures are, as it stands in every file of results. `photo` is 8-bit / 255, `render` is float.
 DEFINITIONS = {
     "psnr": "dB; -10 log10 of the mean squared error over pixels and channels; render (float, clamped to"
-    " 0..1) against photograph (8-bit / 255); data range 1; a mask leaves its pixels out",
+    " 0..1) against photo (8-bit / 255); data range 1; a mask leaves its pixels out",
     "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
     " data range 1; mean over windows and channels; with a mask over the windows centered in it",
     "psnr_corrected": "PSNR after the affine map of colors [r g b 1] -> [r g b] that brings the render"
-    " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
+    " closest to the photo (least squares over the image, clamped to 0..1); each test photo helps"
     " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
     "ms_ssim": "Wang, Simoncelli and Bovik 2003; five scales with the weights of the paper; windows as of"
     " SSIM; mean over channels",
@@ -52,8 +52,8 @@ DEFINITIONS = {
     " better; mean over positions",
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
     " program and gsplat's lpips_net vgg); lower is better; mean over positions",
-    "test_photographs": "nothing is learned of them: where a training learns exposures, poses or depths, they"
-    " are of its own photographs; a test photograph is compared with the uncorrected render from the camera"
+    "test_photos": "nothing is learned of them: where a training learns exposures, poses or depths, they"
+    " are of its own photos; a test photo is compared with the uncorrected render from the camera"
     " that the scene's files tell",
     "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
     " from the mean of that score",
@@ -63,7 +63,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class ImageScore:
-    """The scores of one photograph, as `DEFINITIONS` says; None: not measured."""
+    """The scores of one photo, as `DEFINITIONS` says; None: not measured."""
 
     name: str
     psnr: float
@@ -94,7 +94,7 @@ SCORES = ("psnr", "ssim", "psnr_corrected", "ms_ssim", "flip", "lpips_alex", "lp
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of some photographs and their means over the photographs."""
+    """The scores of some photos and their means over the photos."""
 
     psnr: float
     ssim: float
@@ -246,13 +246,13 @@ def evaluate(
     measures: Measures = PSNR_AND_SSIM,
     on_image: Callable[[ImageScore, Tensor], None] | None = None,
 ) -> Evaluation:
-    """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
+    """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photos.
 
-    The scores are those of `DEFINITIONS`. A photograph that is cut into several views is compared as a whole,
+    The scores are those of `DEFINITIONS`. A photo that is cut into several views is compared as a whole,
     in the projection of its lens. One with alpha is put over the background, or the sky, of
     `options`. `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3].
 
-    Of several `ranks` each calls it with its own rows of the model, renders its share of the photographs, and
+    Of several `ranks` each calls it with its own rows of the model, renders its share of the photos, and
     gets the whole result; all else is the same on all, except `on_image`, which gets this rank's pictures.
     When it raises, the others raise AbandonedElsewhere. Raises ValueError when there is nothing to compare
     with, and OutOfMemory on all ranks alike where any has no memory for it.
@@ -260,7 +260,7 @@ def evaluate(
     indices = scene.test_indices if indices is None else indices
     measures = measures.to(gaussians.device)
     scores: list[ImageScore] = []
-    seconds = [0.0]  # of rendering, by photograph of this rank
+    seconds = [0.0]  # of rendering, by photo of this rank
 
     def compared(own: Sequence[int], received: Received | None, started: float) -> ImageScore | None:
         if not own:
@@ -285,7 +285,7 @@ def evaluate(
             on_image(score, rgb)
         return score
 
-    groups = list(_by_photograph(scene, indices))
+    groups = list(_by_photo(scene, indices))
     for start in range(0, len(groups), ranks.num_ranks):
         own = next(iter(groups[start + ranks.rank :]), ())  # none where they run out
         started, received = now(gaussians.device), None
@@ -298,19 +298,19 @@ def evaluate(
 
 
 def _notes(measures: Measures, scores: Sequence[ImageScore]) -> tuple[str, ...]:
-    """Return what could not be measured of photographs, and why."""
+    """Return what could not be measured of photos, and why."""
     if measures.ms_ssim and any(score.ms_ssim is None for score in scores):
         return (*measures.notes, f"MS-SSIM is skipped: a photo has a side below {MIN_SIDE} pixels")
     return measures.notes
 
 
-def _by_photograph(scene: Scene, indices: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Return the views to compare with, those of a photograph that is cut into several together."""
-    return dict.fromkeys(scene.photographs[scene.views[index].whole] for index in indices)
+def _by_photo(scene: Scene, indices: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Return the views to compare with, those of a photo that is cut into several together."""
+    return dict.fromkeys(scene.photos[scene.views[index].whole] for index in indices)
 
 
 def _whole(views: Sequence[View], renders: Sequence[Tensor]) -> Tensor:
-    """Return the renders of the views of one photograph put together, [H, W, 3]."""
+    """Return the renders of the views of one photo put together, [H, W, 3]."""
     pictures = [picture.detach().float().cpu().numpy() for picture in renders]
     return torch.from_numpy(whole_picture(views, pictures)).to(renders[0].device)
 
@@ -343,7 +343,7 @@ def _of_all(ranks: Ranks, score: ImageScore | None) -> Sequence[ImageScore]:
 def score_of(
     name: str, rgb: Tensor, target: Tensor, mask: Tensor | None, measures: Measures = PSNR_AND_SSIM
 ) -> ImageScore:
-    """Return the scores of a render [H, W, 3] of the photograph `name`, see `target_image`."""
+    """Return the scores of a render [H, W, 3] of the photo `name`, see `target_image`."""
     corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
     distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in measures.lpips}
     similarity = ms_ssim(rgb, target, mask) if measures.ms_ssim else None
@@ -360,13 +360,13 @@ def summary(
     seconds: float,
     notes: Sequence[str] = (),
 ) -> Evaluation:
-    """Return the evaluation of a model on some photographs of `scene`; `seconds` are those of rendering.
+    """Return the evaluation of a model on some photos of `scene`; `seconds` are those of rendering.
 
     Raises ValueError when there are none.
     """
     if not scores:
         raise ValueError(
-            f"{scene.path} has no test photographs to compare with: load it with test_every of 2 or more"
+            f"{scene.path} has no test photos to compare with: load it with test_every of 2 or more"
         )
     means = {name: [getattr(score, name) for score in scores] for name in SCORES}
     known = {name: values for name, values in means.items() if None not in values}
@@ -400,13 +400,13 @@ def target_image(
 ) -> tuple[Tensor, Tensor | None]:
     """Return what a render of `photo` should look like, [H, W, 3] float32 in 0..1, and its mask [H, W] bool.
 
-    A photograph with alpha (not premultiplied) is put over `background`, linear RGB.
+    A photo with alpha (not premultiplied) is put over `background`, linear RGB.
     """
     return target_of(pixels_of(photo, device), background)
 
 
 def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tensor | None]:
-    """Return what `target_image` does of a photograph that is on its device already."""
+    """Return what `target_image` does of a photo that is on its device already."""
     rgb, alpha = pixels.rgb.float().div_(255.0), alpha_of(pixels)
     if alpha is not None:
         behind = to_device(torch.tensor(tuple(background)), rgb.device)
@@ -415,16 +415,16 @@ def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tens
 
 
 def alpha_of(pixels: Pixels) -> Tensor | None:
-    """Return the alpha of a photograph, [H, W] float32 in 0..1; None: it has none."""
+    """Return the alpha of a photo, [H, W] float32 in 0..1; None: it has none."""
     return None if pixels.alpha is None else pixels.alpha.float() / 255.0
 
 
 def target_for(
     photo: Photo, camera: Camera, options: RenderOptions, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return as `target_image` what `camera`, with the photograph's pixels, should show under `options`.
+    """Return as `target_image` what `camera`, with the photo's pixels, should show under `options`.
 
-    Where the photograph is transparent that is the background, or the sky where there is one.
+    Where the photo is transparent that is the background, or the sky where there is one.
     """
     pixels = pixels_of(photo, device)
     alpha = alpha_of(pixels)

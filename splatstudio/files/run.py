@@ -103,7 +103,7 @@ class Run:
         write_json_durably(self.path / "run.json", values)
 
     def with_images(self, folder: str) -> Run:
-        """Note in run.json that the photographs lie in `folder` now, and return the run with it.
+        """Note in run.json that the photos lie in `folder` now, and return the run with it.
 
         Raises OSError where the file cannot be written.
         """

@@ -1,6 +1,6 @@
 """Gaussians that a step leaves out at random, so that none comes to lean on others.
 
-Where few photographs say how a scene looks, Gaussians that are wrong each for itself come to show all of
+Where few photos say how a scene looks, Gaussians that are wrong each for itself come to show all of
 these together, noise included, and no other view. After DropGaussian (Park et al. 2025) the ones that remain
 are drawn with more opacity, so that there is as much of it as before, on average. Finished models are drawn
 whole.

@@ -371,7 +371,7 @@ class AttachedProject(Project):
         """Return what the user calls it."""
         return self.path.name
 
-    # It is trained, and can be evaluated, whether or not its photographs are here; who started it resumes it.
+    # It is trained, and can be evaluated, whether or not its photos are here; who started it resumes it.
     can_train = can_evaluate = property(lambda _: True)
     resume_step = property(lambda _: None)
 

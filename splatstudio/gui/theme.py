@@ -20,7 +20,7 @@ LOOK: dict[str, Any] = {
     "show_share_button": False,
     "brand_color": BUTTON,
 }
-TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
+TEST_COLOR = (255, 176, 64)  # cameras of the photos held out for the test
 MUTED = "#8b95a5"
 GOOD = (62, 207, 122)
 

@@ -36,7 +36,7 @@ BLURRED = (
     " call it mip splatting), or what is small looks too bright."
 )
 BLURRED_PAGE = "The model is anti-aliased, which the page cannot draw: what is small looks too bright there."
-REFINED = "The cameras of the training photographs are written as the training has refined them."
+REFINED = "The cameras of the training photos are written as the training has refined them."
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def write_cameras(path: Path, cameras: Iterable[tuple[str, Camera]], transform: 
 
     The layout is that of the original trainer: `rotation` holds the camera's axes (right, down, forward) as
     columns, `position` its center, `fx`, `fy` pixels; `cx`, `cy` are the principal point. The cameras are
-    those of the undistorted photographs. Raises OSError when the file cannot be written.
+    those of the undistorted photos. Raises OSError when the file cannot be written.
     """
     rows = [
         _row(number, name, camera.transformed(transform)) for number, (name, camera) in enumerate(cameras)
@@ -131,8 +131,8 @@ class ExportRequest:
     eyes: Sequence[np.ndarray] = ()  # [3] from where the scene was photographed
     first: Camera | None = None  # from where a web page shows the model at first
     title: str | None = None  # of a web page; None: as the file is called
-    cameras: Path | None = None  # also write the cameras of the photographs to this file, see `write_refined`
-    photographs: tuple[tuple[str, Camera], ...] = ()  # their cameras, by name
+    cameras: Path | None = None  # also write the cameras of the photos to this file, see `write_refined`
+    photos: tuple[tuple[str, Camera], ...] = ()  # their cameras, by name
 
 
 AS_IT_IS = ExportRequest()
@@ -184,7 +184,7 @@ def write_model(
     notes = not_kept(model.options, form)
     if request.cameras is not None:
         try:
-            notes += write_refined(model, request.cameras, request.photographs, upright=request.upright)
+            notes += write_refined(model, request.cameras, request.photos, upright=request.upright)
         except OSError as error:
             why = error.strerror or error
             raise ValueError(f"{output} is written, but not {request.cameras}: {why}") from error
@@ -200,21 +200,21 @@ def _placed(model: Exportable, request: ExportRequest, transform: np.ndarray) ->
 
 
 def write_refined(
-    model: Exportable, file: Path, photographs: Iterable[tuple[str, Camera]], *, upright: bool = False
+    model: Exportable, file: Path, photos: Iterable[tuple[str, Camera]], *, upright: bool = False
 ) -> list[str]:
-    """Write the cameras of photographs, by name and in the model's frame, as the training has refined them.
+    """Write the cameras of photos, by name and in the model's frame, as the training has refined them.
 
     They lie where the model's file does. Returns the notes on them; raises OSError.
     """
-    refined = [(name, refined_camera(model, name, camera)) for name, camera in photographs]
+    refined = [(name, refined_camera(model, name, camera)) for name, camera in photos]
     write_cameras(file, refined, export_transform(model.transform, upright=upright))
     return [REFINED] if model.poses else []
 
 
 def refined_camera(model: Exportable, name: str, camera: Camera) -> Camera:
-    """Return the camera of the photograph `name`, in the model's frame, as the training refined it.
+    """Return the camera of the photo `name`, in the model's frame, as the training refined it.
 
-    Cameras of which nothing was learned, as those of test photographs, stay as they are.
+    Cameras of which nothing was learned, as those of test photos, stay as they are.
     """
     correction = model.poses.get(name)
     return camera if correction is None else corrected_camera(camera, correction)

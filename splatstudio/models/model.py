@@ -49,7 +49,7 @@ class Model:
     options: RenderOptions = field(default_factory=RenderOptions)
     step: int | None = None  # of the training, where it is known
     part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
-    # What the training learned of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
+    # What the training learned of its cameras, by photo: [6] as of `corrected_camera`, in this frame.
     poses: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences on what a file held that is left out or taken otherwise
 
@@ -79,7 +79,7 @@ class Model:
         measures: Measures = PSNR_AND_SSIM,
         on_image: Callable[[ImageScore, Tensor], None] | None = None,
     ) -> Evaluation:
-        """Compare renders with the scene's test photographs: PSNR, SSIM and `measures`, per image and mean.
+        """Compare renders with the scene's test photos: PSNR, SSIM and `measures`, per image and mean.
 
         `on_image` gets each score and its render [H, W, 3] as soon as they are there.
         """
@@ -239,7 +239,7 @@ def origin_of(path: str | Path) -> Origin | None:
 def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
     """Return the scene that a model shows: `scene` where it is named, else that of its training.
 
-    `images` is as in `images_of`; the photographs are of their full size, or of that of the training. Raises
+    `images` is as in `images_of`; the photos are of their full size, or of that of the training. Raises
     ValueError where the scene is not known or cannot be read.
     """
     origin = origin_of(path)
@@ -256,7 +256,7 @@ def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_siz
 
 
 def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | None:
-    """Return the folder of photographs `images` that was named, else that of the training; None: the scene's.
+    """Return the folder of photos `images` that was named, else that of the training; None: the scene's.
 
     That of the training is for its own scene alone, which it is where no `scene` was named.
     """
@@ -270,7 +270,7 @@ def colmap_model_of(scene: Path | None, origin: Origin | None) -> int:
 
 
 def remember_images(run: Run, images: str) -> Run:
-    """Note in a run where its photographs lie now, if they are not where they were; return the run.
+    """Note in a run where its photos lie now, if they are not where they were; return the run.
 
     `images` is where they were found, as in `images_of`: who opens the run the next time need not say it
     again. Raises OSError where run.json cannot be written.
@@ -279,13 +279,13 @@ def remember_images(run: Run, images: str) -> Run:
         load_training_scene(run.scene_path, run.config)
     except ValueError:
         return run.with_images(with_whole_paths(replace(run.config, images=images), run.scene_path).images)
-    return run  # other photographs of the scene, for once
+    return run  # other photos of the scene, for once
 
 
 def with_images_found(config: TrainConfig, run: Run, scene_path: Path) -> TrainConfig:
-    """Return the settings of a checkpoint of `run` with where the photographs of its scene lie now.
+    """Return the settings of a checkpoint of `run` with where the photos of its scene lie now.
 
-    What the checkpoint says wins where it holds: who went on with other photographs goes on with those.
+    What the checkpoint says wins where it holds: who went on with other photos goes on with those.
     """
     if config.images == run.config.images:
         return config

@@ -37,7 +37,7 @@ class OtherOutput:
 
 @dataclass(frozen=True)
 class OtherScene:
-    """The scene that another program's settings name, and its folder of photographs, "": its own."""
+    """The scene that another program's settings name, and its folder of photos, "": its own."""
 
     path: Path
     images: str = ""

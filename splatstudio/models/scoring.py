@@ -50,7 +50,7 @@ class EvaluationTask:
     test_every: int = 8  # for a file; a run remembers its own
     merge: bool = False  # join the parts of a model before
     test_images: tuple[str, ...] = ()  # those to compare with; none: as in the training
-    images: str = ""  # the scene's folder of photographs, where it is another one than in the training
+    images: str = ""  # the scene's folder of photos, where it is another one than in the training
     strict: bool = False  # refuse a file with splats that would be left out
 
 
@@ -88,7 +88,7 @@ def evaluate_task(
     total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
         raise ValueError(
-            f"{against.scene} has no test photographs: --test-every {against.test_every} holds none out"
+            f"{against.scene} has no test photos: --test-every {against.test_every} holds none out"
         )
     done = 0
 
@@ -117,7 +117,7 @@ def evaluate_task(
             evaluation = replace(evaluation, notes=(*evaluation.notes, *_remembered(run, task.images)))
         else:
             same = (own.scene, own.downscale) == (against.scene, against.downscale)
-            what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"
+            what = "other photos" if same else f"{own.scene} at 1/{own.downscale} of its size"
             note = f"not written into {run}: its own scores are of {what}"
             evaluation = replace(evaluation, notes=(*evaluation.notes, note))
     return Scored(evaluation, model.step, file)
@@ -130,13 +130,13 @@ def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:
 
 
 def _remembered(run: Path, images: str) -> list[str]:
-    """Note in a run where its photographs were said to be; return a sentence where that fails."""
+    """Note in a run where its photos were said to be; return a sentence where that fails."""
     try:
         if images:
             remember_images(Run.open(run), images)
     except OSError as error:
         why = error.strerror or error
-        return [f"{run} cannot keep where its photographs are ({why}): name --images again"]
+        return [f"{run} cannot keep where its photos are ({why}): name --images again"]
     return []
 
 
@@ -152,7 +152,7 @@ def _trained_on(evaluation: Evaluation, own: ComparedWith, files: dict[str, Any]
         return []
     names = ", ".join(learned[:3]) + (", ..." if len(learned) > 3 else "")
     return [
-        f"the training has learned from {len(learned)} of these {len(evaluation.images)} photographs"
+        f"the training has learned from {len(learned)} of these {len(evaluation.images)} photos"
         f" ({names}): their scores do not tell how well it shows what it has not seen"
     ]
 

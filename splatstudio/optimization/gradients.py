@@ -1,4 +1,4 @@
-"""The gradients of one view: render it, compare it with its photograph, and go back.
+"""The gradients of one view: render it, compare it with its photo, and go back.
 
 On native kernels the gradients of the six tensors are never in memory: autograd ends at the projected
 Gaussians, and the rest of the way back is part of the optimizer's step. On the reference autograd goes all
@@ -37,15 +37,15 @@ from splatstudio.rendering.sharded_view import project_settings
 
 @dataclass(frozen=True, eq=False)
 class TrainView:
-    """A photograph from which a step learns."""
+    """A photo from which a step learns."""
 
     index: int  # of the scene's view
     name: str
     camera: Camera
-    target: Tensor  # [H, W, 3] the photograph over `background`
+    target: Tensor  # [H, W, 3] the photo over `background`
     mask: Tensor | None  # [H, W], pixels that count
     background: tuple[float, float, float]
-    alpha: Tensor | None = None  # [H, W] of a photograph with alpha, where a learned sky lies behind it
+    alpha: Tensor | None = None  # [H, W] of a photo with alpha, where a learned sky lies behind it
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +367,7 @@ def apply_gradients(
 def pixels_drawn_over(radii: Tensor, camera: Camera) -> Tensor:
     """Return what a picture costs, a scalar: its pixels, and those in the rectangles round its Gaussians.
 
-    It is not in seconds, which would assign the photographs otherwise in every run.
+    It is not in seconds, which would assign the photos otherwise in every run.
     """
     widths, heights = (2.0 * radii.double()).unbind(dim=1)
     areas = widths.clamp_max(camera.width) * heights.clamp_max(camera.height)

@@ -1,4 +1,4 @@
-"""How unlike a rendering and a photograph are: the training loss and the scores of an evaluation."""
+"""How unlike a rendering and a photo are: the training loss and the scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def ssim(image: Tensor, target: Tensor, mask: Tensor | None = None) -> float:
 
 
 class DepthGuide:
-    """The points that each training photograph of a scene shows."""
+    """The points that each training photo of a scene shows."""
 
     def __init__(self, points: Mapping[int, np.ndarray], extent: float) -> None:
         """`points` [M, 3], in the scene's frame, by the view's index; `extent` the scene's radius."""
@@ -91,7 +91,7 @@ class DepthGuide:
     def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide:
         """Return the guide that the settings ask for; where they ask for none it knows no points.
 
-        Raises ValueError for a scene that does not know which photograph shows which point.
+        Raises ValueError for a scene that does not know which photo shows which point.
         """
         if not config.weight > 0:
             return cls({}, scene.extent)

@@ -94,7 +94,7 @@ def sharded_gradients(
     may have different views, or none, but need equally many rounds. `cameras` are those of all ranks' views,
     by round and rank. Losses, costs and twists are those of all ranks, pictures this rank's; observations are
     of this rank's Gaussians in the pictures of all, and within a round in the `order` in which gradients are
-    added: a number for each loss, () for the order of the losses. Where that order is of the photographs and
+    added: a number for each loss, () for the order of the losses. Where that order is of the photos and
     not of the ranks, the sums are those of one process to the last bit. The gradients of `inputs.others` are
     summed over the ranks. Raises LossNotFinite or OutOfMemory on all ranks alike.
     """

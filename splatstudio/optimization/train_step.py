@@ -43,7 +43,7 @@ from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.sharded_gradients import sharded_gradients
 from splatstudio.rendering.sharded_view import project_settings
 
-# Of a view and its picture [H, W, 3], without gradients: what the photograph is compared with.
+# Of a view and its picture [H, W, 3], without gradients: what the photo is compared with.
 ShownOf = Callable[[TrainView, Tensor], Tensor]
 
 
@@ -279,7 +279,7 @@ def _drawn(
     numbers: _Numbers,
     late: ShownOf | None,
 ) -> tuple[RenderOutput, Tensor]:
-    """Render a view and compare it with its photograph; what the host asks for goes to `numbers`."""
+    """Render a view and compare it with its photo; what the host asks for goes to `numbers`."""
     output = draw_as_planned(gaussians, optimizer, view, inputs.plan, capacity=size)
     loss = inputs.loss_of(view, output)
     if late is not None and inputs.plan.scored and not numbers.losses:

@@ -1,1 +1,1 @@
-"""Camera poses from photographs and videos: what goes in, the stages of the estimation, the report."""
+"""Camera poses from photos and videos: what goes in, the stages of the estimation, the report."""

@@ -19,7 +19,7 @@ from splatstudio.poses.store import PoseStore
 
 
 class BackgroundEstimation:
-    """The estimation of the poses of a folder of photographs, or of a video, beside other work.
+    """The estimation of the poses of a folder of photos, or of a video, beside other work.
 
     `on_progress` is called from its thread. Its end is that of `wait`, or of the process.
     """
@@ -58,7 +58,7 @@ class BackgroundEstimation:
         return read_growing(self.store.growing_file)
 
     def want_so_far(self) -> None:
-        """Ask for poses to train on of the photographs that have one by now; the mapping goes on."""
+        """Ask for poses to train on of the photos that have one by now; the mapping goes on."""
         write_durably(self.store.wanted_file, b"")
         self.asked = True
 

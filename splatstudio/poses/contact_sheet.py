@@ -1,4 +1,4 @@
-"""The contact sheet: small pictures of photographs that were left out and of groups apart, in one JPEG.
+"""The contact sheet: small pictures of photos that were left out and of groups apart, in one JPEG.
 
 Here Pillow works and COLMAP does not, see `input`.
 """
@@ -102,7 +102,7 @@ def _shortened(
 
 
 def _small(store: PoseStore, name: str) -> Image.Image:
-    """Return a photograph upright and small, a blank where it cannot be decoded."""
+    """Return a photo upright and small, a blank where it cannot be decoded."""
     folders = (store.images, store.source, store.source.parent, store.source / "images")
     path = next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
     try:

@@ -13,17 +13,17 @@ from splatstudio.poses.records import DoubtfulLink
 LINK_MATCHES = 30  # from which on a pair says something about the poses
 AGREES_WITHIN = 8.0  # pixels, as Sampson distance
 CONTRADICTED = 0.3  # the share of agreeing matches below which a link contradicts the poses
-# Contradicted matches of a photograph beside those that agree. Measured: 0.88 where one of two equal boxes
+# Contradicted matches of a photo beside those that agree. Measured: 0.88 where one of two equal boxes
 # was taken for the other, 0 with different boxes, 0.15 before a wallpaper that repeats.
 DOUBTED = 0.25
-# A contradicted link beside the strongest that agree of its two photographs, and how many such links there
+# A contradicted link beside the strongest that agree of its two photos, and how many such links there
 # must be. Measured: 0.77, 0.59, 0.34 and 0.32 where a house was folded whose back looks as its front, 0.13 at
 # most in fox, whose 154 contradicted links are weak; none in drone, banana and drawn rooms.
 STRONG, STRONGEST, FEWEST_STRONG = 0.3, 4, 2
 GRID = 8
-CELL_POINTS = 4  # of each of two photographs, from which on a cell of the grid should have some in common
+CELL_POINTS = 4  # of each of two photos, from which on a cell of the grid should have some in common
 FEWEST_CELLS = 6
-NEARLY_ONE_VIEW = 12.0  # degrees between the rays of two photographs, within which they show the same
+NEARLY_ONE_VIEW = 12.0  # degrees between the rays of two photos, within which they show the same
 # The share of such cells, and of the pairs that have so many. Measured: 6 of 7 and 15 of 38 pairs where equal
 # boxes stood in two rooms, none with different boxes; 2 of 46 in the demo, none in three real captures.
 SILENT, SILENT_PAIRS, FEWEST_PAIRS = 0.25, 0.12, 3
@@ -31,7 +31,7 @@ SILENT, SILENT_PAIRS, FEWEST_PAIRS = 0.25, 0.12, 3
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What one photograph sees of the model: the numbers of its points, their places, and its pixels."""
+    """What one photo sees of the model: the numbers of its points, their places, and its pixels."""
 
     name: str
     points: np.ndarray  # [N] their numbers
@@ -43,10 +43,10 @@ class _Seen:
 
 
 def doubtful_links(model: pycolmap.Reconstruction, database: pycolmap.Database) -> tuple[DoubtfulLink, ...]:
-    """Return the pairs of photographs that say that one of two places was taken for the other, worst first.
+    """Return the pairs of photos that say that one of two places was taken for the other, worst first.
 
     Two signs are looked for. Where such places are linked with each other, too, links between true neighbors
-    contradict the poses. Where they are not, photographs of both come to stand side by side, show the same
+    contradict the poses. Where they are not, photos of both come to stand side by side, show the same
     thing in the middle, and have nothing in common around it.
     """
     posed = {number: _seen(model, number) for number in model.reg_image_ids()}
@@ -63,7 +63,7 @@ def doubtful_links(model: pycolmap.Reconstruction, database: pycolmap.Database) 
 def _seen(model: pycolmap.Reconstruction, number: int) -> _Seen:
     image = model.image(number)
     pose = image.cam_from_world()
-    assert pose is not None, "only photographs with a pose are asked"
+    assert pose is not None, "only photos with a pose are asked"
     observed = image.get_observation_points2D()
     points = np.array([point.point3D_id for point in observed], dtype=np.int64)
     places = np.array([model.point3D(point).xyz for point in points.tolist()]).reshape(-1, 3)
@@ -77,10 +77,10 @@ def _seen(model: pycolmap.Reconstruction, number: int) -> _Seen:
 def _contradicted(
     posed: dict[int, _Seen], pairs: dict[tuple[int, int], np.ndarray], database: pycolmap.Database
 ) -> list[DoubtfulLink]:
-    """Return the contradicted links of photographs that have many of them, and those between true neighbors.
+    """Return the contradicted links of photos that have many of them, and those between true neighbors.
 
     Patterns that repeat, as on wallpaper, make false links, too, but those are few beside the links that
-    agree: a photograph is doubted when its contradicted matches are many beside them. A link as strong as
+    agree: a photo is doubted when its contradicted matches are many beside them. A link as strong as
     those of neighbors is one: where it does not fit, the model is folded, if only at a seam.
     """
     size = float(np.median(np.ptp(np.stack([seen.center for seen in posed.values()]), axis=0)))
@@ -107,13 +107,13 @@ def _contradicted(
 
 
 def _usual(*links: list[int]) -> float:
-    """Return how many matches the strongest links of photographs have; infinity where there are none."""
+    """Return how many matches the strongest links of photos have; infinity where there are none."""
     strongest = [count for each in links for count in sorted(each)[-STRONGEST:]]
     return float(np.median(strongest)) if strongest else float("inf")
 
 
 def _agreeing(one: _Seen, other: _Seen, pixels: np.ndarray, others_pixels: np.ndarray) -> float:
-    """Return the share of matches [M, 2] that lie where the poses of their two photographs allow."""
+    """Return the share of matches [M, 2] that lie where the poses of their two photos allow."""
     rays = [
         np.asarray(seen.camera.cam_from_img(place.astype(np.float64)))
         for seen, place in ((one, pixels), (other, others_pixels))

@@ -15,12 +15,12 @@ FEWEST_PAIRS = 30  # points that both models have
 MOST_PAIRS = 4000
 CLOSE = 0.02  # times the points' distance from their middle: points that are farther apart do not agree
 FEWEST_AGREEING = 0.5  # of the pairs
-# Of the photographs that both have, at the median: beyond it splats and photographs would not fit. Measured
-# of 14 photographs of a drawn room: 0.03 of the radius after 4 of them, 0.007 after 7, 0.002 after 10.
+# Of the photos that both have, at the median: beyond it splats and photos would not fit. Measured
+# of 14 photos of a drawn room: 0.03 of the radius after 4 of them, 0.007 after 7, 0.002 after 10.
 CENTERS_WITHIN = 0.05  # times the cameras' radius
 TURNED_WITHIN = 2.0  # degrees
 # Times these of poses that were kept while the mapping went on: who trains on them wants to go on, and splats
-# follow photographs that have moved by a little.
+# follow photos that have moved by a little.
 SO_FAR = 3.0
 
 
@@ -58,7 +58,7 @@ def _frame_of(model: pycolmap.Reconstruction) -> KeptFrame:
 def joined_frame(
     model: pycolmap.Reconstruction, earlier: EarlierPoses, *, so_far: bool = False
 ) -> KeptFrame | None:
-    """Bring `model` into the frame of the poses of before; return that, with what photographs have joined.
+    """Bring `model` into the frame of the poses of before; return that, with what photos have joined.
 
     None, and the model as it is, where the two do not agree; `so_far`: those of before were of a mapping that
     had not ended, and may differ by more.
@@ -93,7 +93,7 @@ def joined_frame(
 def _common_points(
     model: pycolmap.Reconstruction, earlier: pycolmap.Reconstruction
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places [P, 3] of points in both models that come from the same feature of a photograph."""
+    """Return the places [P, 3] of points in both models that come from the same feature of a photo."""
     ours = {model.image(number).name: model.image(number) for number in model.reg_image_ids()}
     numbers = np.array(sorted(earlier.point3D_ids()), dtype=np.int64)
     if len(numbers) > MOST_PAIRS:
@@ -107,7 +107,7 @@ def _common_points(
             if now is None or element.point2D_idx >= now.num_points2D():
                 continue
             feature = now.points2D[element.point2D_idx]
-            # A photograph that has changed has other features.
+            # A photo that has changed has other features.
             same = np.allclose(feature.xy, then.points2D[element.point2D_idx].xy, atol=0.01)
             if same and feature.has_point3D():
                 pairs.append((model.point3D(feature.point3D_id).xyz, point.xyz))
@@ -117,7 +117,7 @@ def _common_points(
 
 
 def _agree(model: pycolmap.Reconstruction, earlier: pycolmap.Reconstruction, tolerance: float) -> bool:
-    """Return whether the photographs that both have stand and look the same."""
+    """Return whether the photos that both have stand and look the same."""
     ours = {model.image(number).name: model.image(number) for number in model.reg_image_ids()}
     theirs = [earlier.image(number) for number in earlier.reg_image_ids()]
     common = [(ours[image.name], image) for image in theirs if image.name in ours]

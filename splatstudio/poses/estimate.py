@@ -1,4 +1,4 @@
-"""Camera poses from photographs or a video: the stages, each in a process of its own, one after the other."""
+"""Camera poses from photos or a video: the stages, each in a process of its own, one after the other."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ OnProgress = Callable[[PoseProgress], None]
 def estimate_poses(
     path: str | Path, *, frames: int | None = None, on_progress: OnProgress | None = None
 ) -> PoseReport:
-    """Estimate the camera poses of a folder of photographs and videos, or of a video; return the report.
+    """Estimate the camera poses of a folder of photos and videos, or of a video; return the report.
 
-    Everything is kept in the folder `.splatstudio` beside the photographs, as a COLMAP scene, which
-    `load_scene(path)` then reads; the photographs are not touched. What an earlier call has finished, also
+    Everything is kept in the folder `.splatstudio` beside the photos, as a COLMAP scene, which
+    `load_scene(path)` then reads; the photos are not touched. What an earlier call has finished, also
     one that was ended, is not done again. `frames` is how many frames of each video are used, None: as many
     as its motion needs. Raises ValueError with one sentence where there is too little to go by, StageDied
     (an OSError) where COLMAP ends unexpectedly.
@@ -138,7 +138,7 @@ def estimate_until(
 
 
 def lacks_poses(path: Path) -> bool:
-    """Return whether `path` is a video or a folder of photographs whose poses are not known yet."""
+    """Return whether `path` is a video or a folder of photos whose poses are not known yet."""
     if is_video(path):
         return pose_files(estimated_poses(path)) is None
     if not path.is_dir() or pose_files(path) is not None or (path / "run.json").exists():
@@ -155,7 +155,7 @@ def scene_of(path: Path) -> Path:
 
 
 def note_on_changes(path: Path) -> str | None:
-    """Return a sentence where photographs came, changed or went since their poses were estimated."""
+    """Return a sentence where photos came, changed or went since their poses were estimated."""
     store, again = PoseStore(path), f"`splatstudio poses {shlex.quote(str(path))}`"
     if not store.has_poses:
         return None
@@ -171,10 +171,10 @@ def note_on_changes(path: Path) -> str | None:
 
 def _refuse_no_source(source: Path) -> None:
     if not source.exists():
-        raise ValueError(f"{source} does not exist; name a folder of photographs, or a video")
+        raise ValueError(f"{source} does not exist; name a folder of photos, or a video")
     if source.is_file() and not is_video(source):
         kind = kind_of_file(source) or "a file of unknown type"
-        raise ValueError(f"{source} is {kind}; name a folder of photographs, or a video")
+        raise ValueError(f"{source} is {kind}; name a folder of photos, or a video")
 
 
 def _finished(store: PoseStore, frames: int | None) -> PoseReport | None:

@@ -1,4 +1,4 @@
-"""The first stages with COLMAP: features of each photograph, and matches between photographs.
+"""The first stages with COLMAP: features of each photo, and matches between photos.
 
 Both go on where they were ended: what the database holds is not made again.
 """
@@ -20,10 +20,10 @@ from splatstudio.poses.pairs import in_blocks, pairs_of_frames, pairs_of_photos
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.store import PoseStore
 
-# Photographs are made smaller for the search of features: more finds hardly more of use, and takes longer.
+# Photos are made smaller for the search of features: more finds hardly more of use, and takes longer.
 LONGER_SIDE = 1600
 MAX_FEATURES = 8192
-THREAD_BYTES = 600_000_000  # that a thread needs at most: the scales of one photograph, and its pixels
+THREAD_BYTES = 600_000_000  # that a thread needs at most: the scales of one photo, and its pixels
 FIRST_MODEL = "SIMPLE_RADIAL"  # of a lens; the mapping tries one with more parameters at its end
 
 
@@ -33,9 +33,9 @@ def num_threads() -> int:
 
 
 def find_features(store: PoseStore, manifest: Manifest, announce: Announce) -> None:
-    """Write the features of all photographs into the database; `announce` is told how many are done.
+    """Write the features of all photos into the database; `announce` is told how many are done.
 
-    Photographs of one camera share its intrinsics, whose first values are those that EXIF tells.
+    Photos of one camera share its intrinsics, whose first values are those that EXIF tells.
     """
     options = pycolmap.FeatureExtractionOptions()
     options.num_threads = num_threads()
@@ -67,7 +67,7 @@ def find_features(store: PoseStore, manifest: Manifest, announce: Announce) -> N
 
 
 def features_in(database: Path) -> dict[str, int]:
-    """Return how many features each photograph in the database has, by name; none where there is no file."""
+    """Return how many features each photo in the database has, by name; none where there is no file."""
     if not database.exists():
         return {}
     query = "SELECT images.name, keypoints.rows FROM images JOIN keypoints USING (image_id)"
@@ -77,7 +77,7 @@ def features_in(database: Path) -> dict[str, int]:
 
 
 def _cameras(store: PoseStore, manifest: Manifest) -> dict[str, int]:
-    """Return the database's number of each camera of the photographs; those that are new are written."""
+    """Return the database's number of each camera of the photos; those that are new are written."""
     options = pycolmap.ImageReaderOptions()
     options.camera_model = FIRST_MODEL
     database = pycolmap.Database.open(store.database)
@@ -100,7 +100,7 @@ def _cameras(store: PoseStore, manifest: Manifest) -> dict[str, int]:
 
 
 def match_features(store: PoseStore, manifest: Manifest, announce: Announce) -> None:
-    """Match and verify the photographs that may show the same; `announce` is told how many pairs are done."""
+    """Match and verify the photos that may show the same; `announce` is told how many pairs are done."""
     announce(0, 0, "pairs")
     names = [photo.name for photo in manifest.used]
     ids = image_ids(store.database)
@@ -131,7 +131,7 @@ def match_features(store: PoseStore, manifest: Manifest, announce: Announce) -> 
 
 
 def image_ids(database: Path) -> dict[str, int]:
-    """Return the database's numbers of the photographs, by name."""
+    """Return the database's numbers of the photos, by name."""
     with closing(sqlite3.connect(database)) as connection:
         return dict(connection.execute("SELECT name, image_id FROM images").fetchall())
 
@@ -165,7 +165,7 @@ def _pairs(store: PoseStore, photos: tuple[InputPhoto, ...], ids: Mapping[str, i
 def places_by_gps(
     database: pycolmap.Database, photos: Iterable[InputPhoto], ids: Mapping[str, int]
 ) -> np.ndarray | None:
-    """Return where photographs were taken, [N, 3] in meters (east, north, up) from the first one with GPS.
+    """Return where photos were taken, [N, 3] in meters (east, north, up) from the first one with GPS.
 
     NaN where one has no position, None where none has. A position without a height is of height 0.
     """

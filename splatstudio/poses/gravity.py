@@ -1,4 +1,4 @@
-"""Which way is down in a photograph, as a phone measures it and writes it into the file."""
+"""Which way is down in a photo, as a phone measures it and writes it into the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_OF_GRAVITY = (
 def gravity_in(details: Mapping[int, object]) -> tuple[float, float, float] | None:
     """Return the unit vector downward in the axes of a stored picture (x right, y down, z forward).
 
-    `details` is the EXIF block of the photograph. None where no phone has told it, and for a front camera,
+    `details` is the EXIF block of the photo. None where no phone has told it, and for a front camera,
     whose axes are others. Source: the tags of Apple's maker note as ExifTool documents them; the numbers are
     gravity in the axes of the device (x right, y to its top, z out of the screen), and the sensor's rows run
     from its top to its bottom.

@@ -71,7 +71,7 @@ def _taken(model: pycolmap.Reconstruction, num_posed: int, num_photos: int) -> G
     half_sizes = np.ones((len(images), 2))
     for row, image in enumerate(images):
         pose, camera = image.cam_from_world(), model.camera(image.camera_id)
-        assert pose is not None, "only photographs with a pose are asked"
+        assert pose is not None, "only photos with a pose are asked"
         viewmats[row, :3] = pose.matrix()
         half_sizes[row] = np.array([camera.width, camera.height]) / (2 * camera.mean_focal_length())
     numbers = np.array(sorted(model.point3D_ids()), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The photographs that poses are estimated of: found, measured, grouped by camera, put into the store.
+"""The photos that poses are estimated of: found, measured, grouped by camera, put into the store.
 
 Nothing of the user's folder is changed: pictures are linked, those that COLMAP cannot read are converted.
 Here Pillow works and COLMAP does not: in one process their libraries get into each other's way.
@@ -39,14 +39,14 @@ FEWEST_PHOTOS = 3
 MEASURED_SIDE = 640  # pixels, at which sharpness is measured
 MASKS = ("masks", "mask")
 SAME = "the same file as "
-IMAGE_FOLDERS = ("images", "input")  # that hold the photographs of a scene alone
+IMAGE_FOLDERS = ("images", "input")  # that hold the photos of a scene alone
 
 EXIF_IFD, MAKE, MODEL, LENS, FOCAL_LENGTH, FOCAL_35 = 0x8769, 271, 272, 0xA434, 37386, 41989
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of a folder that may be photographs, and those that are not used, with the reason."""
+    """The files of a folder that may be photos, and those that are not used, with the reason."""
 
     root: Path
     photos: tuple[Path, ...]
@@ -59,10 +59,10 @@ class Sources:
 
 
 def find_sources(source: Path) -> Sources:
-    """Return the photographs and videos in a folder and below it, or the one video; nothing is opened.
+    """Return the photos and videos in a folder and below it, or the one video; nothing is opened.
 
     Folders of masks, of smaller copies and of runs are passed over. Where the folder has `images` and no
-    picture beside it, that is the folder of the photographs. Raises ValueError where it cannot be read.
+    picture beside it, that is the folder of the photos. Raises ValueError where it cannot be read.
     """
     if is_video(source):
         return Sources(source.parent, (), (source,), None)
@@ -106,7 +106,7 @@ def _is_read(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) 
 
 
 def _unreadable(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) -> str | None:
-    """Return why a file with a photograph is not read, None where it is, or is no photograph."""
+    """Return why a file with a photo is not read, None where it is, or is no photo."""
     suffix = path.suffix.lower()
     if suffix in RAW_SUFFIXES and path.with_suffix("") in pictures:
         return "a raw file: the picture of the same name beside it is used"
@@ -122,7 +122,7 @@ def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Man
 
     What an earlier manifest tells of a file that did not change is not looked at again. `announce` is told
     how many files are done, of how many, and what they are. Raises ValueError, which says why, where fewer
-    than three photographs can be used.
+    than three photos can be used.
     """
     sources = find_sources(store.source)
     before = store.manifest()
@@ -190,7 +190,7 @@ def _stamped(path: Path, root: Path, **values: object) -> InputPhoto:
 def _photo(
     path: Path, root: Path, store: PoseStore, masks: ImageFolder | None, known: Mapping[str, InputPhoto]
 ) -> InputPhoto:
-    """Return what is known of a photograph, and bring its picture and mask into the store."""
+    """Return what is known of a photo, and bring its picture and mask into the store."""
     converted = path.suffix.lower() in CONVERTED_SUFFIXES
     name = _store_name(_relative(path, root)) + (".jpg" if converted else "")
     mask = find_mask(masks, _relative(path, root))
@@ -215,7 +215,7 @@ def _photo(
 
 def _reason(error: ValueError, path: Path) -> str:
     """Return what an error says of a file, without its name, which stands before it in every list."""
-    return first_line(error).replace(f"the photograph {path} ", "")
+    return first_line(error).replace(f"the photo {path} ", "")
 
 
 def _measured(path: Path, converted: Path | None) -> dict[str, object]:
@@ -243,7 +243,7 @@ def _measured(path: Path, converted: Path | None) -> dict[str, object]:
         raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
     told = [_text(exif.get(MAKE)), _text(exif.get(MODEL)), _text(details.get(LENS))]
     told += [_text(details.get(FOCAL_LENGTH)), _text(details.get(FOCAL_35))]
-    # Where no file tells the camera, photographs of one folder and one size are taken by the same one.
+    # Where no file tells the camera, photos of one folder and one size are taken by the same one.
     camera = " ".join(filter(None, told)) if any(told[:2]) else f"in {path.parent.name}"
     return {
         "width": header.width,
@@ -338,7 +338,7 @@ def _frames_of(
 
 
 def _without_duplicates(photos: list[InputPhoto], root: Path) -> list[InputPhoto]:
-    """Return the photographs, with those left out whose files are equal to that of an earlier one."""
+    """Return the photos, with those left out whose files are equal to that of an earlier one."""
     sizes = Counter(photo.num_bytes for photo in photos if not photo.left_out and photo.seconds is None)
     first: dict[str, str] = {}
     checked: list[InputPhoto] = []
@@ -358,7 +358,7 @@ def _check(manifest: Manifest) -> None:
     if num >= FEWEST_PHOTOS:
         return
     if not manifest.photos:
-        raise ValueError(f"{path} holds no photographs and no videos: name the folder that does")
+        raise ValueError(f"{path} holds no photos and no videos: name the folder that does")
     if manifest.photos[0].left_out and len(manifest.photos) == 1 and is_video(Path(path)):
         raise ValueError(f"{path} cannot be used: {manifest.photos[0].left_out}")
     reasons = Counter(photo.left_out for photo in manifest.photos if photo.left_out)
@@ -367,7 +367,7 @@ def _check(manifest: Manifest) -> None:
         example[reason] + (f" and {count - 1} more" if count > 1 else "") + f": {reason}"
         for reason, count in reasons.most_common(5)
     )
-    what = "photograph that can be used" if num == 1 else "photographs that can be used"
+    what = "photo that can be used" if num == 1 else "photos that can be used"
     few = f"{path} has {num or 'no'} {what}, and poses need at least {FEWEST_PHOTOS} (20 or more are good)"
     raise ValueError(f"{few}; {told}" if told else few)
 

@@ -64,7 +64,7 @@ def install_colmap(tell: Callable[[str], object]) -> None:
         said = (reason or last or f"exit code {pip.returncode}").removeprefix("ERROR: ")
         raise ValueError(
             f"pip could not install pycolmap ({said}); nothing else was changed: install it with"
-            f" {install_line()}, and open the photographs again"
+            f" {install_line()}, and open the photos again"
         )
 
 

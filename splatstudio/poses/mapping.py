@@ -23,7 +23,7 @@ from splatstudio.poses.upright import Upright, make_upright
 from splatstudio.poses.words import report_text
 from splatstudio.scene.kept_frame import KeptFrame, write_kept_frame
 
-SMALLEST_MODEL, FEWEST_POINTS = 3, 8  # photographs, and points of each
+SMALLEST_MODEL, FEWEST_POINTS = 3, 8  # photos, and points of each
 RUNAWAY = 1.15  # times the focal length that EXIF tells, or its inverse: beyond it the estimate is doubted
 AS_GOOD = 1.10  # times the reprojection error, up to which a model with the told focal length is preferred
 BETTER_LENS = 0.97  # times the error, from which on a lens with more parameters is believed
@@ -31,9 +31,9 @@ LENS_PHOTOS, LENS_POINTS = 8, 2000  # of one camera, without which nothing more 
 
 
 def estimate(store: PoseStore, manifest: Manifest, announce: Announce) -> None:
-    """Estimate the poses of all photographs whose matches are in the database, and write models and report.
+    """Estimate the poses of all photos whose matches are in the database, and write models and report.
 
-    Raises ValueError, which says what was seen, where no two photographs can be joined.
+    Raises ValueError, which says what was seen, where no two photos can be joined.
     """
     ids = image_ids(store.database)
     store.wanted_file.unlink(missing_ok=True)
@@ -141,18 +141,18 @@ def _mapped(
         models = [pycolmap.Reconstruction(manager.get(number)) for number in range(manager.size())]
     finally:
         database.close()
-    # Of photographs from one place COLMAP makes poses without points, which are worth nothing.
+    # Of photos from one place COLMAP makes poses without points, which are worth nothing.
     return sorted(filter(_is_model, models), key=lambda model: -model.num_reg_images())
 
 
 def _is_model(model: pycolmap.Reconstruction) -> bool:
-    """Return whether there are enough photographs and points for a scene."""
+    """Return whether there are enough photos and points for a scene."""
     num = model.num_reg_images()
     return num >= SMALLEST_MODEL and model.num_points3D() >= FEWEST_POINTS * num
 
 
 def _told_focals(path: Path) -> dict[int, float]:
-    """Return the focal lengths in pixels that the photographs' files tell, by camera."""
+    """Return the focal lengths in pixels that the photos' files tell, by camera."""
     database = pycolmap.Database.open(path)
     try:
         cameras = database.read_all_cameras()

@@ -1,4 +1,4 @@
-"""Which photographs are compared with which: all where they are few, else neighbors of several kinds."""
+"""Which photos are compared with which: all where they are few, else neighbors of several kinds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import combinations
 
 import numpy as np
 
-EXHAUSTIVE = 150  # photographs up to which every pair is compared
+EXHAUSTIVE = 150  # photos up to which every pair is compared
 FRAMES_AHEAD = 10  # of a video with which a frame is compared; then at doubled distances
 LOOPS = 6  # frames of other times that look most alike
-ALIKE = 30  # photographs that look most alike
-NEAR = 20  # photographs by GPS
-BLOCK = 16  # photographs whose features are in memory together, twice
+ALIKE = 30  # photos that look most alike
+NEAR = 20  # photos by GPS
+BLOCK = 16  # photos whose features are in memory together, twice
 NUM_WORDS, SAMPLES, SAMPLES_PER_PHOTO = 64, 40_000, 1500
 
 Pair = tuple[int, int]
@@ -21,10 +21,10 @@ Pair = tuple[int, int]
 def pairs_of_photos(
     num: int, descriptors: Callable[[int], np.ndarray], places: np.ndarray | None
 ) -> set[Pair]:
-    """Return the pairs (i < j) of `num` photographs to compare.
+    """Return the pairs (i < j) of `num` photos to compare.
 
-    `descriptors` returns those of one photograph, [N, 128] uint8; `places` [num, 3] are meters by GPS, NaN
-    where a photograph has none, None where none has.
+    `descriptors` returns those of one photo, [N, 128] uint8; `places` [num, 3] are meters by GPS, NaN
+    where a photo has none, None where none has.
     """
     if num <= EXHAUSTIVE:
         return set(combinations(range(num), 2))
@@ -53,7 +53,7 @@ def pairs_of_frames(videos: Sequence[int], descriptors: Callable[[int], np.ndarr
 
 
 def nearest(places: np.ndarray, num_neighbors: int) -> set[Pair]:
-    """Return the pairs (i < j) of each photograph and its nearest by `places` [N, 3]; NaN: not known."""
+    """Return the pairs (i < j) of each photo and its nearest by `places` [N, 3]; NaN: not known."""
     known = np.flatnonzero(np.isfinite(places).all(axis=1))
     if len(known) < 2:
         return set()
@@ -65,10 +65,10 @@ def nearest(places: np.ndarray, num_neighbors: int) -> set[Pair]:
 
 
 def most_alike(descriptors: list[np.ndarray], num_alike: int, besides: Iterable[Pair] = ()) -> set[Pair]:
-    """Return the pairs (i < j) of each photograph and those that look most like it.
+    """Return the pairs (i < j) of each photo and those that look most like it.
 
     Looks are compared by vectors of locally aggregated descriptors (Jegou et al. 2010) with intra-
-    normalization (Arandjelovic and Zisserman 2013) over words of the photographs themselves. `descriptors`
+    normalization (Arandjelovic and Zisserman 2013) over words of the photos themselves. `descriptors`
     are [N, 128] each; pairs in `besides` do not count.
     """
     vectors = _aggregated(descriptors)
@@ -91,7 +91,7 @@ def _aggregated(descriptors: list[np.ndarray]) -> np.ndarray:
     if len(every) < NUM_WORDS:
         return np.zeros((len(descriptors), NUM_WORDS * 128), np.float32)
     sample = every[random.permutation(len(every))[:SAMPLES]]
-    from scipy.cluster.vq import kmeans2  # takes half a second to load, and few photographs need none
+    from scipy.cluster.vq import kmeans2  # takes half a second to load, and few photos need none
 
     words, _ = kmeans2(sample, sample[:NUM_WORDS], iter=8, minit="matrix")
     return np.stack([_vector(each, words) for each in some])
@@ -112,7 +112,7 @@ def _pairs(found: Iterable[tuple[int, int]]) -> set[Pair]:
 
 
 def in_blocks(pairs: set[Pair]) -> list[list[Pair]]:
-    """Return the pairs in groups that need the features of few photographs at a time, in order."""
+    """Return the pairs in groups that need the features of few photos at a time, in order."""
     blocks: dict[tuple[int, int], list[Pair]] = {}
     for i, j in sorted(pairs):
         blocks.setdefault((i // BLOCK, j // BLOCK), []).append((i, j))

@@ -1,4 +1,4 @@
-"""Raw photographs, developed by LibRaw where rawpy is installed: colors as taken, the same light for all."""
+"""Raw photos, developed by LibRaw where rawpy is installed: colors as taken, the same light for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reads_raw() -> bool:
 
 
 def develop(path: Path, target: Path) -> None:
-    """Write a raw photograph as JPEG, upright, with what its EXIF tells of camera, lens and place.
+    """Write a raw photo as JPEG, upright, with what its EXIF tells of camera, lens and place.
 
     ValueError where it cannot be decoded.
     """

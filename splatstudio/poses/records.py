@@ -17,11 +17,11 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class InputPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """One photograph, or one frame of a video, that poses are estimated of, or the reason why not.
+    """One photo, or one frame of a video, that poses are estimated of, or the reason why not.
 
     `source` is the user's file and `name` the path of its picture below `images` of the store. `camera` is
-    equal for all photographs that one lens took at one focal length. `sharpness` is a variance of second
-    derivatives: it compares photographs of one set and nothing else.
+    equal for all photos that one lens took at one focal length. `sharpness` is a variance of second
+    derivatives: it compares photos of one set and nothing else.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def used(self) -> tuple[InputPhoto, ...]:
-        """Return the photographs that are not left out."""
+        """Return the photos that are not left out."""
         return tuple(photo for photo in self.photos if not photo.left_out)
 
     @property
@@ -83,7 +83,7 @@ Announce = Callable[[int, int, str], None]  # is told how many things are done, 
 
 
 class PosedPhoto(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a photograph's pose is known.
+    """How well a photo's pose is known.
 
     `error` is the mean reprojection error of its points in pixels; `coverage` is the share of an 8 x 8 grid
     of the picture in which it has points.
@@ -96,14 +96,14 @@ class PosedPhoto(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftPhoto(msgspec.Struct, frozen=True):
-    """A photograph without a pose, and why."""
+    """A photo without a pose, and why."""
 
     name: str
     reason: str
 
 
 class PoseGroup(msgspec.Struct, frozen=True):
-    """Photographs that were joined with each other, but with no other group; `nearest` names a pair to mend.
+    """Photos that were joined with each other, but with no other group; `nearest` names a pair to mend.
 
     `model` is the number of its COLMAP model.
     """
@@ -114,7 +114,7 @@ class PoseGroup(msgspec.Struct, frozen=True):
 
 
 class DoubtfulLink(msgspec.Struct, frozen=True):
-    """Two photographs with many matches that contradict where the poses put them."""
+    """Two photos with many matches that contradict where the poses put them."""
 
     first: str
     second: str
@@ -123,7 +123,7 @@ class DoubtfulLink(msgspec.Struct, frozen=True):
 
 
 class PoseCamera(msgspec.Struct, frozen=True, kw_only=True):
-    """One lens: its model and focal length as estimated and as its photographs' files tell, in pixels."""
+    """One lens: its model and focal length as estimated and as its photos' files tell, in pixels."""
 
     model: str
     num_photos: int

@@ -1,4 +1,4 @@
-"""What a model is worth: how well each photograph is placed, what was left out and why, what looks wrong."""
+"""What a model is worth: how well each photo is placed, what was left out and why, what looks wrong."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ ONE_PLACE = (
     " turn on the spot"
 )
 GRID = 8
-NARROW = 6.0  # degrees; photographs from around a subject have 15 to 45 at the median
+NARROW = 6.0  # degrees; photos from around a subject have 15 to 45 at the median
 FLAT = (4, 5, 6)  # COLMAP's numbers of planar and panoramic pairs, and of those that may be either
-FEW_FEATURES = 150  # a sharp photograph of nearly anything has ten times as many
+FEW_FEATURES = 150  # a sharp photo of nearly anything has ten times as many
 BLURRED = 0.25  # of the median sharpness
-SPARSE_POINTS, POOR_COVERAGE = 100, 0.15  # of a photograph, below which its pose is loose
-LARGE_ERROR = 1.5  # pixels: a model of sharp photographs has half of it
-WIDEST, LONGEST = 0.35, 4.0  # focal lengths in longer sides, beyond which no photograph is taken
+SPARSE_POINTS, POOR_COVERAGE = 100, 0.15  # of a photo, below which its pose is loose
+LARGE_ERROR = 1.5  # pixels: a model of sharp photos has half of it
+WIDEST, LONGEST = 0.35, 4.0  # focal lengths in longer sides, beyond which no photo is taken
 FEW_PHOTOS = 20
 
 
 @dataclass(frozen=True)
 class Links:
-    """The verified matches between photographs: their number by the pair of names."""
+    """The verified matches between photos: their number by the pair of names."""
 
     counts: Mapping[tuple[str, str], int]
 
     def of(self, name: str, others: frozenset[str]) -> tuple[int, str]:
-        """Return the most matches of a photograph with one of `others`, and with which; 0 and "": none."""
+        """Return the most matches of a photo with one of `others`, and with which; 0 and "": none."""
         found = [
             (count, pair[0] if pair[1] == name else pair[1])
             for pair, count in self.counts.items()
@@ -76,20 +76,20 @@ def why_nothing(store: PoseStore, manifest: Manifest, features: Mapping[str, int
     poor = [photo for photo in used if features.get(photo.name, 0) < FEW_FEATURES]
     if 2 * len(poor) > len(used):
         return (
-            f"no poses can be estimated: {len(poor)} of the {len(used)} photographs of {source} show too"
-            " little to recognize, as plain walls, darkness or blur do; photograph what has texture, sharp"
+            f"no poses can be estimated: {len(poor)} of the {len(used)} photos of {source} show too"
+            " little to recognize, as plain walls, darkness or blur do; photo what has texture, sharp"
             " and well lit"
         )
     best = max(read_links(store).counts.values(), default=0)
     if best < LINK_MATCHES:
         return (
-            f"no poses can be estimated: no two of the {len(used)} photographs of {source} show the same"
+            f"no poses can be estimated: no two of the {len(used)} photos of {source} show the same"
             f" ({best} matches at most); walk around one subject, and let neighbors overlap by two thirds"
         )
     if _from_one_place(store):
-        return f"no poses can be estimated: the {len(used)} photographs of {source} {ONE_PLACE}"
+        return f"no poses can be estimated: the {len(used)} photos of {source} {ONE_PLACE}"
     return (
-        f"no poses can be estimated: the {len(used)} photographs of {source} match in pairs ({best} matches"
+        f"no poses can be estimated: the {len(used)} photos of {source} match in pairs ({best} matches"
         " at most), but not three with each other: take more between them, so that all is in three photos"
     )
 
@@ -157,7 +157,7 @@ def so_far_only(report: PoseReport, manifest: Manifest) -> PoseReport:
 
 
 def _widest_angles(model: pycolmap.Reconstruction) -> float:
-    """Return the median of the widest angle in degrees under which the photographs see each point."""
+    """Return the median of the widest angle in degrees under which the photos see each point."""
     centers = {
         number: np.asarray(model.image(number).projection_center()) for number in model.reg_image_ids()
     }
@@ -187,14 +187,14 @@ def _posed(model: pycolmap.Reconstruction, number: int) -> PosedPhoto:
 
 
 def _pose(image: pycolmap.Image) -> pycolmap.Rigid3d:
-    """Return the pose, world to camera, of a photograph that has one."""
+    """Return the pose, world to camera, of a photo that has one."""
     pose = image.cam_from_world()
-    assert pose is not None, "only photographs with a pose are asked"
+    assert pose is not None, "only photos with a pose are asked"
     return pose
 
 
 def _group(number: int, model: pycolmap.Reconstruction, main: frozenset[str], links: Links) -> PoseGroup:
-    """Return a group of photographs besides the main one, and the pair that would best join them."""
+    """Return a group of photos besides the main one, and the pair that would best join them."""
     names = tuple(sorted({model.image(image).name for image in model.reg_image_ids()} - main))
     joined = [(links.of(name, main), name) for name in names]
     (count, theirs), ours = max(joined, default=((0, ""), ""))
@@ -270,7 +270,7 @@ def _advised(report: PoseReport, manifest: Manifest) -> PoseReport:
             f" {len(report.doubtful) - 1} other pairs"
         )
         advice.append(
-            "look at the model from all sides; where things stand in each other, photograph what is between"
+            "look at the model from all sides; where things stand in each other, photo what is between"
             " them, or put the photos of each place into a folder of its own"
         )
     for camera in report.cameras:

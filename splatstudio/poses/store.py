@@ -29,7 +29,7 @@ class PoseStore:
     """
 
     def __init__(self, source: Path) -> None:
-        """Name the files of an estimation from `source`, a folder of photographs or a video."""
+        """Name the files of an estimation from `source`, a folder of photos or a video."""
         self.source = source
         self.path = estimated_poses(source)
         self.images = self.path / "images"
@@ -80,7 +80,7 @@ class PoseStore:
                 file.unlink()
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove photographs with their features and matches from the database, where it is there."""
+        """Remove photos with their features and matches from the database, where it is there."""
         if not names or not self.database.exists():
             return
         database = sqlite3.connect(self.database)
@@ -128,7 +128,7 @@ class PoseStore:
         except OSError as error:
             raise ValueError(
                 f"{self.path} cannot be made ({error.strerror or first_line(error)}), and poses are kept"
-                " beside the photographs: copy these to a folder that may be written to, and name that"
+                " beside the photos: copy these to a folder that may be written to, and name that"
             ) from error
         try:
             take_lock(lock)

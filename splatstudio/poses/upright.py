@@ -11,7 +11,7 @@ import pycolmap
 from splatstudio.poses.records import InputPhoto
 from splatstudio.scene.normalize import held, rotation_to_z, upward
 
-FEWEST_PLACES = 5  # photographs with GPS; with fewer, chance decides
+FEWEST_PLACES = 5  # photos with GPS; with fewer, chance decides
 GPS_METERS = 3.0  # by which phones and small drones are wrong
 # Cameras whose places spread less than these times that tell neither size nor direction.
 SPREAD_FOR_SIZE, SPREAD_FOR_UP = 5.0, 4.0
@@ -82,7 +82,7 @@ def _flatness(places: Mapping[str, np.ndarray]) -> float:
 
 
 def _gravity(images: list[pycolmap.Image], photos: Mapping[str, InputPhoto]) -> np.ndarray | None:
-    """Return the unit vector [3] downward in which the photographs' phones agree, None where they do not."""
+    """Return the unit vector [3] downward in which the photos' phones agree, None where they do not."""
     downward = [
         image.cam_from_world().rotation.matrix().T @ np.array(gravity)
         for image in images

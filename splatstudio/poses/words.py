@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from splatstudio.poses.records import PoseReport
 
-MOST_NAMES = 12  # of photographs that share a reason
+MOST_NAMES = 12  # of photos that share a reason
 
 
 def headline(report: PoseReport) -> str:
@@ -60,7 +60,7 @@ def report_lines(report: PoseReport) -> list[str]:
 
 
 def report_text(report: PoseReport) -> str:
-    """Return the report as text, with a line for each photograph that has a pose."""
+    """Return the report as text, with a line for each photo that has a pose."""
     rows = [
         f"{photo.name}: {photo.num_points} points, {photo.error:.2f} px, coverage {photo.coverage:.0%}"
         for photo in report.posed

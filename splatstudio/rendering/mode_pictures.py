@@ -43,7 +43,7 @@ SAMPLES = 20_000  # pixels that a range is estimated from
 MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
 # Not to be waited for without kernels.
 KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
-OUTSIDE = 20  # gray of 255 where there is no photograph to compare with
+OUTSIDE = 20  # gray of 255 where there is no photo to compare with
 
 
 @cache
@@ -74,7 +74,7 @@ class Picture:
 
 
 def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    """Draw Gaussians in a mode; `error_picture` compares with a photograph.
+    """Draw Gaussians in a mode; `error_picture` compares with a photo.
 
     Where nothing is, the picture has the background of `options`; its near and far hide what lies beyond.
     """
@@ -125,7 +125,7 @@ def camera_at_photo(view: Camera, photo: Camera) -> Camera:
 
 @torch.no_grad()
 def photo_in_view(rgb: Tensor, mask: Tensor | None, photo: Camera, view: Camera) -> tuple[Tensor, Tensor]:
-    """Return a photograph as a camera at the same place would have taken it, and where it says something.
+    """Return a photo as a camera at the same place would have taken it, and where it says something.
 
     `rgb` [H, W, 3] and `mask` [H, W] bool belong to `photo`; the two cameras differ in lens and size alone.
     The result is [H', W', 3] and [H', W'] bool.
@@ -133,7 +133,7 @@ def photo_in_view(rgb: Tensor, mask: Tensor | None, photo: Camera, view: Camera)
     # Equal pixels: nothing is resampled.
     if rgb.shape[:2] == (view.height, view.width) and np.allclose(photo.K, view.K, atol=1e-6):
         return rgb, torch.ones_like(rgb[..., 0], dtype=torch.bool) if mask is None else mask
-    ratio = view.K[[0, 1], [0, 1]] / photo.K[[0, 1], [0, 1]]  # pixels of the view to one of the photograph
+    ratio = view.K[[0, 1], [0, 1]] / photo.K[[0, 1], [0, 1]]  # pixels of the view to one of the photo
     counted = torch.ones_like(rgb[..., 0]) if mask is None else mask.float()
     planes = torch.cat([rgb, counted[..., None]], dim=-1).permute(2, 0, 1)[None]
     if ratio.min() < 1.0:

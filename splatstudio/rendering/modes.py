@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# What the model alone can show; "error" needs a photograph too.
+# What the model alone can show; "error" needs a photo too.
 DrawnMode = Literal["color", "depth", "median_depth", "normals", "alpha", "ellipsoids", "points", "count"]
 RenderMode = DrawnMode | Literal["error"]
 ColorMapName = Literal["turbo", "viridis", "gray"]

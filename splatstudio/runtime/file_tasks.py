@@ -186,7 +186,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
         connection.send(TaskProgress(done, total, what))
 
     def count(done: int, total: int, score: ImageScore | None) -> None:
-        report(done, total, "loading the photographs" if score is None else f"compared {score.name}")
+        report(done, total, "loading the photos" if score is None else f"compared {score.name}")
 
     output = num = scored = mesh = None
     note = ""

@@ -38,8 +38,8 @@ class Limits:
     stuck: dict[Phase, float] = field(
         default_factory=lambda: {
             Phase.STARTING: 120.0,
-            Phase.LOADING: 1800.0,  # thousands of photographs from a slow disk
-            Phase.TRAINING: 300.0,  # one step, or one test photograph
+            Phase.LOADING: 1800.0,  # thousands of photos from a slow disk
+            Phase.TRAINING: 300.0,  # one step, or one test photo
             Phase.OBEYING: 900.0,  # writing a large checkpoint
         }
     )

@@ -154,7 +154,7 @@ class Save(Command, frozen=True):
 
 
 class Evaluate(Command, frozen=True):
-    """Compare the model with the test photographs."""
+    """Compare the model with the test photos."""
 
 
 class JobCommand(Command, frozen=True, kw_only=True):
@@ -250,7 +250,7 @@ class SendFigures(RankCommand, frozen=True):
 
 
 class EvaluateShare(RankCommand, frozen=True):
-    """Compare the model with this rank's share of the test photographs."""
+    """Compare the model with this rank's share of the test photos."""
 
 
 class KeepCopy(RankCommand, frozen=True):
@@ -292,7 +292,7 @@ class Progress(Event, frozen=True):
     step: int
     total_steps: int
     loss: float
-    psnr: float | None  # dB, running mean over the photographs that were trained on; None: not known yet
+    psnr: float | None  # dB, running mean over the photos that were trained on; None: not known yet
     num_gaussians: int
     steps_per_second: float
     eta_seconds: float | None
@@ -354,7 +354,7 @@ class ModelLoaded(Event, frozen=True):
 
 
 class Evaluated(Event, frozen=True):
-    """Means over the test photographs at `step`; the images' own figures are in `path`."""
+    """Means over the test photos at `step`; the images' own figures are in `path`."""
 
     step: int
     psnr: float

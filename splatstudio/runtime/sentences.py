@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, photographs_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, photos_of
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
@@ -75,15 +75,15 @@ def saved_sentence(run_dir: Path, step: int) -> str:
 
 
 def joined_sentence(checkpoint: Path, scene: Scene) -> str | None:
-    """Return that a scene has photographs which the run of a checkpoint has not seen, None where it has none.
+    """Return that a scene has photos which the run of a checkpoint has not seen, None where it has none.
 
     Raises ValueError where the checkpoint cannot be read.
     """
-    known = set(photographs_of(read_manifest(checkpoint)))
-    num = len(scene.photographs.keys() - known) if known else 0
+    known = set(photos_of(read_manifest(checkpoint)))
+    num = len(scene.photos.keys() - known) if known else 0
     if num == 0:
         return None
-    return f"{num} more photographs have a pose now: the training that goes on takes them in, splats stay"
+    return f"{num} more photos have a pose now: the training that goes on takes them in, splats stay"
 
 
 def _checkpoint_folders(run_dir: Path) -> set[str]:

@@ -157,7 +157,7 @@ class Training:
     def rescue(self, error: Exception) -> None:
         """Save the steps since the last checkpoint when `error` ends the worker.
 
-        Only what leaves the model whole: an unreadable photograph, a failing disk, too little memory for what
+        Only what leaves the model whole: an unreadable photo, a failing disk, too little memory for what
         does not change the model. After any other error nothing in memory can be trusted.
         """
         told = isinstance(error, (ValueError, OSError)) and not isinstance(error, TrainingDiverged)
@@ -255,13 +255,13 @@ class Training:
         self._saver.write_part(command.staging, self._trainer.checkpoint())
 
     def _evaluate_together(self, on_image: OnImage) -> Evaluation:
-        """Evaluate the model on the test photographs, of which each rank takes its share; for rank 0."""
+        """Evaluate the model on the test photos, of which each rank takes its share; for rank 0."""
         assert self._trainer is not None
         self._context.tell(messages.EvaluateShare())
         try:
             return evaluate_training(self._trainer, on_image)
         except AbandonedElsewhere:
-            raise ValueError("another rank could not compare a photograph; the log says why") from None
+            raise ValueError("another rank could not compare a photo; the log says why") from None
 
     def _evaluate_share(self, command: messages.EvaluateShare) -> None:
         """Take part in an evaluation; rank 0 knows what became of it, and tells."""
@@ -452,9 +452,7 @@ class Training:
     def _evaluate(self, session: Session, command: messages.Evaluate) -> None:
         if not session.trainer.scene.test_indices:
             self._emit(
-                messages.Warned(
-                    "There are no test photographs: this scene was loaded without a held-out part."
-                )
+                messages.Warned("There are no test photos: this scene was loaded without a held-out part.")
             )
             return
         if session.evaluating:

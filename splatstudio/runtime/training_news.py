@@ -128,7 +128,7 @@ class ProgressTeller:
 
 
 def running_mean(mean: float | None, value: float) -> float:
-    """Return the exponential mean over about 10 values: single photographs differ more than steps do."""
+    """Return the exponential mean over about 10 values: single photos differ more than steps do."""
     return value if mean is None else mean + (value - mean) * 0.1
 
 
@@ -171,7 +171,7 @@ class TrainingNews:
         self._progress.count(trainer, advance, last=session.finished)
 
     def evaluated(self, session: Session, evaluation: Evaluation) -> None:
-        """Tell the scores of the test photographs."""
+        """Tell the scores of the test photos."""
         scores = (evaluation.psnr, evaluation.ssim, len(evaluation.images))
         self._emit(messages.Evaluated(session.trainer.step, *scores, session.run.path / "eval"))
 
@@ -211,7 +211,7 @@ def note_on_scores(trainer: Trainer) -> str | None:
     """Return a sentence where there are no scores to stop by."""
     if not trainer.config.stop_when_flat or trainer.scene.test_indices:
         return None
-    return "There are no test photographs whose score could stand still: all steps are trained."
+    return "There are no test photos whose score could stand still: all steps are trained."
 
 
 def plateau_reached(news: PlateauNews, config: TrainConfig) -> messages.PlateauReached:

@@ -44,17 +44,17 @@ log = logging.getLogger("splatstudio.runtime")
 
 @dataclass(frozen=True, eq=False)
 class _Target:
-    """A photograph as a render of it should look, and what it depends on."""
+    """A photo as a render of it should look, and what it depends on."""
 
     scene: Scene
     index: int
-    behind: tuple[tuple[float, float, float], Sky | None] | None  # None: the photograph has no alpha
+    behind: tuple[tuple[float, float, float], Sky | None] | None  # None: the photo has no alpha
     rgb: Tensor  # [H, W, 3]
     mask: Tensor | None  # [H, W] bool
 
 
 class Painter:
-    """Draws models as views ask for it; keeps the photograph that was compared with last."""
+    """Draws models as views ask for it; keeps the photo that was compared with last."""
 
     def __init__(self) -> None:
         self._target: _Target | None = None
@@ -69,7 +69,7 @@ class Painter:
     ) -> tuple[Picture, str | None]:
         """Return the picture, of the camera's size, and why it is not the one asked for (None: it is).
 
-        `options` are the model's own. Without a `scene`, or without the photograph, "error" shows colors.
+        `options` are the model's own. Without a `scene`, or without the photo, "error" shows colors.
         """
         notice = None
         if wanted.splat_scale > 0:
@@ -83,7 +83,7 @@ class Painter:
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice
         try:
-            target = self._photograph(scene, wanted.photo, options, gaussians.device)
+            target = self._photo(scene, wanted.photo, options, gaussians.device)
         except ValueError as error:
             return draw_mode("color", gaussians, camera, options), f"No error to show: {error}"
         photo = target.scene.views[target.index].camera
@@ -91,20 +91,20 @@ class Painter:
         rgb, shown = photo_in_view(target.rgb, target.mask, photo, camera)
         return error_picture(gaussians, camera, options, rgb, shown), notice
 
-    def _photograph(
+    def _photo(
         self,
         scene: Scene | None,
         index: int | None,
         options: RenderOptions,
         device: torch.device,
     ) -> _Target:
-        """Return a photograph of the scene; ValueError says what is missing."""
+        """Return a photo of the scene; ValueError says what is missing."""
         if scene is None:
-            raise ValueError("this model was opened without the photographs of its scene")
+            raise ValueError("this model was opened without the photos of its scene")
         if index is None:
-            raise ValueError("choose a photograph to compare with")
+            raise ValueError("choose a photo to compare with")
         if not 0 <= index < len(scene.views):
-            raise ValueError(f"the scene has no photograph number {index}; it has {len(scene.views):,}")
+            raise ValueError(f"the scene has no photo number {index}; it has {len(scene.views):,}")
         kept, behind = self._target, (options.background, options.sky)
         same = kept is not None and kept.scene is scene and kept.index == index
         if kept is not None and same and kept.behind in (None, behind):
@@ -116,7 +116,7 @@ class Painter:
 
 
 def drawn_from(camera: Camera, wanted: ViewOptions, scene: Scene | None) -> Camera:
-    """Return the camera that a view is drawn from: a comparison stands where its photograph was taken."""
+    """Return the camera that a view is drawn from: a comparison stands where its photo was taken."""
     if wanted.mode != "error" or scene is None or wanted.photo is None:
         return camera
     if not 0 <= wanted.photo < len(scene.views):
@@ -144,7 +144,7 @@ class ShownModel:
     gaussians: Gaussians
     options: RenderOptions
     step: int
-    scene: Scene | None = None  # whose photographs it can be compared with
+    scene: Scene | None = None  # whose photos it can be compared with
     notice: str | None = None  # what is missing in it, one sentence
     written: torch.Event | None = None  # on a GPU: from when on its tensors can be read
 

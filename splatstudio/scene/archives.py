@@ -70,7 +70,7 @@ def unpacked(path: Path) -> Path:
     """Return the folder in which the archive `path` is unpacked; unpack it where that is not done yet.
 
     It lies in `.splatstudio` beside the archive and is complete or not there. Links are left out. Raises
-    ValueError, with one sentence, for a damaged archive, one without photographs, a file that would lie
+    ValueError, with one sentence, for a damaged archive, one without photos, a file that would lie
     outside, and where it needs more than the disk has free; then nothing is left behind.
     """
     folder = path.parent / STORE / "unpacked" / path.name
@@ -127,7 +127,7 @@ def _unpack(path: Path, folder: Path) -> None:
                 files.append((entry, place))
         if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
             raise ValueError(
-                f"{path} is an archive without photographs; splats in it are opened once it is unpacked"
+                f"{path} is an archive without photos; splats in it are opened once it is unpacked"
             )
         for entry, place in files:
             _write(entry, folder / place)

@@ -1,4 +1,4 @@
-"""What every reader returns: photographs with poses and lenses as the files tell them, in their own frame."""
+"""What every reader returns: photos with poses and lenses as the files tell them, in their own frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".a
 
 @dataclass(frozen=True, eq=False)
 class CapturedPhoto:
-    """One photograph as its files tell it: `viewmat` [4, 4] is world to camera with OpenCV axes.
+    """One photo as its files tell it: `viewmat` [4, 4] is world to camera with OpenCV axes.
 
     `lens` is None where only the angle of view `angle_x` (radians) is told and the picture gives the size.
     """
@@ -45,7 +45,7 @@ class Capture:
     colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
     notes: tuple[str, ...] = ()
     test_names: frozenset[str] | None = None  # None: every n-th is a test image
-    unposed: tuple[str, ...] = ()  # photographs that lie there and have no pose
+    unposed: tuple[str, ...] = ()  # photos that lie there and have no pose
     model_folder: Path | None = None  # COLMAP's model
     model: int = -1  # its number, where there are several
     upright: bool = False  # z is up in the files
@@ -135,7 +135,7 @@ def missing_note(missing: list[str], where: str) -> str:
 
 
 def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
-    """Return the sentence that counts the photographs in `where` that no pose is known of."""
+    """Return the sentence that counts the photos in `where` that no pose is known of."""
     verb = "have no pose and are" if num_unposed > 1 else "has no pose and is"
     of_all = f"{num_unposed} of the {num_pictures} photos"
     return f"{of_all} in {where} {verb} not used: `splatstudio info` names them"
@@ -161,7 +161,7 @@ def _raise(error: OSError) -> None:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One photograph and the camera that took it.
+    """One photo and the camera that took it.
 
     `camera` is undistorted, in the scene's frame, of the size that `scene.photo` delivers. `lens` and
     `orientation` (EXIF 1..8, to be applied; 1: as stored) tell how the file differs from that.
@@ -173,10 +173,10 @@ class View:
     lens: Lens
     mask_path: Path | None = None
     orientation: int = 1
-    face: str = ""  # which part of the photograph it is, where that is cut into several
-    photograph: str = ""  # the name of the whole photograph; empty: this is it
+    face: str = ""  # which part of the photo it is, where that is cut into several
+    photo: str = ""  # the name of the whole photo; empty: this is it
 
     @property
     def whole(self) -> str:
-        """Return the name of the photograph that this is, or is a part of."""
-        return self.photograph or self.name
+        """Return the name of the photo that this is, or is a part of."""
+        return self.photo or self.name

@@ -1,4 +1,4 @@
-"""Read a COLMAP scene: one of its sparse models (.bin or .txt), its photographs and their masks."""
+"""Read a COLMAP scene: one of its sparse models (.bin or .txt), its photos and their masks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from splatstudio.scene.capture import (
 )
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
 from splatstudio.scene.kept_frame import read_kept_frame
-from splatstudio.scene.layout import NoPhotographs, PoseFiles
+from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.scene import Scene
 
-IMAGES_OF_SIZES = (2, 4, 8)  # folders of smaller photographs, images_2 and so on
+IMAGES_OF_SIZES = (2, 4, 8)  # folders of smaller photos, images_2 and so on
 
 
 def visible_points(scene: Scene) -> dict[str, np.ndarray]:
-    """Return the sparse points [M, 3] float64, in the scene's frame, that each photograph shows, by its name.
+    """Return the sparse points [M, 3] float64, in the scene's frame, that each photo shows, by its name.
 
-    Raises ValueError for a scene that is not COLMAP's, as no other tells it, and where no photograph of this
+    Raises ValueError for a scene that is not COLMAP's, as no other tells it, and where no photo of this
     scene has any.
     """
     folder = scene.model_folder if scene.format == "COLMAP" else None
     if folder is None:
         raise ValueError(
-            f"{scene.path} does not tell which photographs show its sparse points, as COLMAP's scenes do:"
+            f"{scene.path} does not tell which photos show its sparse points, as COLMAP's scenes do:"
             " their depths cannot guide the training; set depth.weight to 0"
         )
     reader, kind = colmap_binary, "bin"
@@ -57,20 +57,20 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
 
 
 def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number: int = -1) -> Capture:
-    """Return the capture of COLMAP's `files`; photographs that do not exist are counted in a note.
+    """Return the capture of COLMAP's `files`; photos that do not exist are counted in a note.
 
     Of several models the one of that `number` is read, -1: the one with most images. With `downscale` k,
     `images_k` is read where it is complete and no folder `images` is given. Raises ValueError for a damaged
-    model or an unknown number, NoPhotographs when no listed photograph is found.
+    model or an unknown number, NoPhotos when no listed photo is found.
     """
     sparse, notes = _chosen_model(files, number)
     model = read_model(sparse)
     names = [image.name for image in model.images]
     if images is None:
-        photographs, more = _photographs(files, names, downscale)
+        photos, more = _photos(files, names, downscale)
     else:
-        photographs, more = ImageFolder(images), []
-    images_dir = photographs.folder
+        photos, more = ImageFolder(images), []
+    images_dir = photos.folder
     masks = _masks(files.folder, images_dir)
     shots, missing = [], []
     for image in model.images:
@@ -80,7 +80,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
                 f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras file "
                 "does not hold; export the model again"
             )
-        path = photographs.find(image.name)
+        path = photos.find(image.name)
         if path is None:
             missing.append(image.name)
             continue
@@ -90,9 +90,9 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
     if missing:
         note = missing_note(sorted(missing), str(images_dir))
         if not shots:
-            raise _nothing_to_show(sparse, photographs, len(names), note)
+            raise _nothing_to_show(sparse, photos, len(names), note)
         notes.append(note)
-    unposed = _unposed(photographs, shots, files)
+    unposed = _unposed(photos, shots, files)
     if unposed:
         notes.append(unposed_note(len(unposed), len(unposed) + len(shots), str(images_dir)))
     return Capture(
@@ -112,7 +112,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
 def _chosen_model(files: PoseFiles, number: int) -> tuple[Path, list[str]]:
     """Return the folder of the model to read, and a note where there are others."""
     sizes = {model: num_registered(model) for model in files.models}
-    listed = {model: f"{model.name} ({num} photographs)" for model, num in sizes.items()}
+    listed = {model: f"{model.name} ({num} photos)" for model, num in sizes.items()}
     if number >= 0:
         chosen = next((model for model in sizes if model.name == str(number)), None)
         if chosen is None:
@@ -127,8 +127,8 @@ def _chosen_model(files: PoseFiles, number: int) -> tuple[Path, list[str]]:
     return chosen, [f"{note}; --model NUMBER chooses another"]
 
 
-def _photographs(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[ImageFolder, list[str]]:
-    """Return the folder of the photographs `names`, and a note where it is not the one to be expected."""
+def _photos(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[ImageFolder, list[str]]:
+    """Return the folder of the photos `names`, and a note where it is not the one to be expected."""
     first: ImageFolder | None = None
     for root in _roots(files):
         # Pictures as they were taken, whose lenses the models in distorted/ describe.
@@ -147,24 +147,24 @@ def _photographs(files: PoseFiles, names: Sequence[str], downscale: int) -> tupl
             notes = []
             if best:
                 notes.append(
-                    f"{folders[0].folder} holds {counts[0]} of the {len(names)} photographs, so those of"
+                    f"{folders[0].folder} holds {counts[0]} of the {len(names)} photos, so those of"
                     f" {folders[best].folder} are used and made smaller"
                 )
             elif places not in usual:
-                notes.append(f"the photographs in {folders[0].folder} are used: there is no folder images")
+                notes.append(f"the photos in {folders[0].folder} are used: there is no folder images")
             return folders[best], notes
     sparse = files.models[0]
     if first is not None:
         note = missing_note(sorted(names), str(first.folder))
         raise _nothing_to_show(sparse, first, len(names), note)
-    raise NoPhotographs(
-        f"the images folder {files.folder / 'images'} does not exist; put the photographs of the model there,"
+    raise NoPhotos(
+        f"the images folder {files.folder / 'images'} does not exist; put the photos of the model there,"
         " or say where they are with --images FOLDER"
     )
 
 
 def _roots(files: PoseFiles) -> list[Path]:
-    """Return the folders that a scene's photographs may be in: its own, and those above that belong to it.
+    """Return the folders that a scene's photos may be in: its own, and those above that belong to it.
 
     They do where its own is a part of COLMAP's layout, or lies in the folder that was opened.
     """
@@ -179,24 +179,24 @@ def _roots(files: PoseFiles) -> list[Path]:
     return roots
 
 
-def _nothing_to_show(sparse: Path, photographs: ImageFolder, num_needed: int, missing: str) -> NoPhotographs:
-    """Return the error for a model none of whose photographs is in the folder where they should be."""
-    if not len(photographs):
-        return NoPhotographs(
-            f"{photographs.folder} holds no photographs; the model in {sparse} needs {num_needed}: put them"
+def _nothing_to_show(sparse: Path, photos: ImageFolder, num_needed: int, missing: str) -> NoPhotos:
+    """Return the error for a model none of whose photos is in the folder where they should be."""
+    if not len(photos):
+        return NoPhotos(
+            f"{photos.folder} holds no photos; the model in {sparse} needs {num_needed}: put them"
             " there, or name their folder with --images FOLDER"
         )
-    return NoPhotographs(
-        f"{missing}; none is left, so put the photographs there under the names of the model, or name"
+    return NoPhotos(
+        f"{missing}; none is left, so put the photos there under the names of the model, or name"
         " their folder with --images FOLDER"
     )
 
 
-def _unposed(photographs: ImageFolder, shots: Sequence[CapturedPhoto], files: PoseFiles) -> tuple[str, ...]:
+def _unposed(photos: ImageFolder, shots: Sequence[CapturedPhoto], files: PoseFiles) -> tuple[str, ...]:
     """Return the names of the pictures in the folder that the model does not hold."""
     used, folders = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
-    others = {name: path for name, path in photographs.pictures.items() if path not in used}
-    if photographs.folder in _roots(files):  # which has other pictures below, as masks
+    others = {name: path for name, path in photos.pictures.items() if path not in used}
+    if photos.folder in _roots(files):  # which has other pictures below, as masks
         others = {name: path for name, path in others.items() if path.parent in folders}
     return tuple(sorted(others))
 
@@ -229,7 +229,7 @@ def _present(path: Path) -> Path:
 
 
 def _masks(folder: Path, images_dir: Path) -> ImageFolder | None:
-    """Return the masks beside the photographs, else those of the scene; None where there are none."""
+    """Return the masks beside the photos, else those of the scene; None where there are none."""
     named = images_dir.with_name(images_dir.name.replace("images", "masks", 1))
     beside = (named, images_dir.parent / "masks") if images_dir != folder else ()
     for place in (*beside, folder / "masks"):

@@ -9,11 +9,11 @@ import numpy as np
 
 from splatstudio.scene.scene import Scene
 
-MOST_NAMES = 500  # of photographs
+MOST_NAMES = 500  # of photos
 
 
 def describe_scene(scene: Scene) -> list[tuple[str, str]]:
-    """Return what a person wants to know of a scene as (label, text) rows; no photograph is decoded."""
+    """Return what a person wants to know of a scene as (label, text) rows; no photo is decoded."""
     delivered = Counter(f"{view.camera.width} x {view.camera.height}" for view in scene.views)
     stored = Counter(f"{view.lens.width} x {view.lens.height}" for view in scene.views)
     lenses = {view.lens for view in scene.views}
@@ -24,11 +24,11 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     rows = [
         ("Scene", str(scene.path.resolve())),
         ("Format", scene.format),
-        ("Photographs", _photographs(scene)),
+        ("Photos", _photos(scene)),
         ("Size in files", _counted(stored)),
         ("Size in training", _counted(delivered)),
         ("Cameras", f"{len(lenses)} ({_counted(models)})"),
-        ("Lens distortion", f"{len(distorted)} photographs, undistorted when read" if distorted else "none"),
+        ("Lens distortion", f"{len(distorted)} photos, undistorted when read" if distorted else "none"),
         (
             "Sparse points",
             f"{len(scene.points):,}" if len(scene.points) else "none: training starts at random",
@@ -36,9 +36,9 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
         ("Radius of the cameras", f"{_file_radius(scene):.4g} in the files' units"),
     ]
     if masks:
-        rows.append(("Masks", f"{masks} photographs"))
+        rows.append(("Masks", f"{masks} photos"))
     if turned:
-        rows.append(("EXIF orientation", f"{turned} photographs are turned"))
+        rows.append(("EXIF orientation", f"{turned} photos are turned"))
     if scene.unposed:
         names = ", ".join(scene.unposed[:MOST_NAMES])
         more = f" and {len(scene.unposed) - MOST_NAMES} more" if len(scene.unposed) > MOST_NAMES else ""
@@ -51,11 +51,11 @@ def scene_values(scene: Scene) -> dict[str, Any]:
     """Return what `describe_scene` tells as plain values by name; sizes are [width, height, views]."""
     sizes = Counter((view.lens.width, view.lens.height) for view in scene.views)
     delivered = Counter((view.camera.width, view.camera.height) for view in scene.views)
-    num, num_test = len(scene.photographs), _num_test(scene)
+    num, num_test = len(scene.photos), _num_test(scene)
     return {
         "path": scene.path.resolve(),
         "format": scene.format,
-        "photographs": num,
+        "photos": num,
         "train": num - num_test,
         "test": num_test,
         "views": len(scene.views),
@@ -73,9 +73,9 @@ def scene_values(scene: Scene) -> dict[str, Any]:
     }
 
 
-def _photographs(scene: Scene) -> str:
-    """Return how many photographs there are, and how many of them are held out."""
-    num, num_test = len(scene.photographs), _num_test(scene)
+def _photos(scene: Scene) -> str:
+    """Return how many photos there are, and how many of them are held out."""
+    num, num_test = len(scene.photos), _num_test(scene)
     parts = f", cut into {len(scene.views)} views" if len(scene.views) > num else ""
     return f"{num}: {num - num_test} to train, {num_test} to test{parts}"
 

@@ -1,4 +1,4 @@
-"""PhotoLoader: photographs decoded ahead by a pool of threads and kept in memory within a budget."""
+"""PhotoLoader: photos decoded ahead by a pool of threads and kept in memory within a budget."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Photo", "PhotoLoader", "default_memory_budget"]
 
 
 class PhotoLoader:
-    """The photographs of a scene, decoded by threads ahead of their use.
+    """The photos of a scene, decoded by threads ahead of their use.
 
-    Photographs are kept until `memory_bytes` (default: a quarter of the machine's memory) are full; what
-    comes later is decoded each time. Nothing is evicted: training visits every photograph once an epoch,
+    Photos are kept until `memory_bytes` (default: a quarter of the machine's memory) are full; what
+    comes later is decoded each time. Nothing is evicted: training visits every photo once an epoch,
     and there the oldest is the next one needed. May be used from several threads.
     """
 
@@ -46,7 +46,7 @@ class PhotoLoader:
                 self._pending[index] = self._pool.submit(self.scene.photo, index)
 
     def get(self, index: int) -> Photo:
-        """Return the photograph of view `index`, waiting if need be; ValueError if it is unreadable."""
+        """Return the photo of view `index`, waiting if need be; ValueError if it is unreadable."""
         with self._lock:
             photo = self._kept.get(index)
             if photo is not None:
@@ -60,7 +60,7 @@ class PhotoLoader:
             photo = future.result()
         finally:
             with self._lock:
-                # Another caller of the same photograph may have taken it out, and a third asked again.
+                # Another caller of the same photo may have taken it out, and a third asked again.
                 if self._pending.get(index) is future:
                     del self._pending[index]
         with self._lock:
@@ -70,7 +70,7 @@ class PhotoLoader:
         return photo
 
     def ready(self, index: int) -> Photo | None:
-        """Return the photograph of view `index` if it is decoded; nothing is waited for."""
+        """Return the photo of view `index` if it is decoded; nothing is waited for."""
         with self._lock:
             photo, future = self._kept.get(index), self._pending.get(index)
         if photo is not None or future is None or not future.done() or future.cancelled():
@@ -78,7 +78,7 @@ class PhotoLoader:
         return None if future.exception() is not None else future.result()
 
     def close(self) -> None:
-        """Stop the threads and drop the photographs; no `get` may follow."""
+        """Stop the threads and drop the photos; no `get` may follow."""
         with self._lock:
             self._closed = True
             self._pending.clear()

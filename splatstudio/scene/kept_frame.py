@@ -18,7 +18,7 @@ class KeptFrame:
     """What stays when poses are estimated again, in the coordinates of before.
 
     `transform` [4, 4] is the similarity to the normalized frame as it was made of the first poses. `batches`
-    are the photographs' names in the order in which they came: those that are held out stay so.
+    are the photos' names in the order in which they came: those that are held out stay so.
     """
 
     transform: tuple[tuple[float, float, float, float], ...]
@@ -35,14 +35,14 @@ class KeptFrame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the photographs of all batches, in their order."""
+        """Return the photos of all batches, in their order."""
         return tuple(name for batch in self.batches for name in batch)
 
 
 def read_kept_frame(model: Path) -> KeptFrame | None:
     """Return what the folder of a COLMAP model keeps of earlier poses, None where it keeps nothing.
 
-    Raises ValueError for a damaged file: without it the photographs of the test would be others.
+    Raises ValueError for a damaged file: without it the photos of the test would be others.
     """
     import msgspec  # not on every machine that measures the kernels alone
 

@@ -23,8 +23,8 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mts", ".3gp
 PICTURES = ("images", "masks", "depth", "normals")
 
 
-class NoPhotographs(ValueError):
-    """The poses of a scene are there, but not the photographs that they are of."""
+class NoPhotos(ValueError):
+    """The poses of a scene are there, but not the photos that they are of."""
 
 
 class SeveralScenes(ValueError):
@@ -73,7 +73,7 @@ class PoseFiles:
     opened: Path | None = None  # the folder that was named, where that is another one
     upright: bool = False  # z is up, as the program that made them knows
     file: Path | None = None  # of another program
-    pictures: tuple[str, ...] = ()  # folders in which that has its photographs
+    pictures: tuple[str, ...] = ()  # folders in which that has its photos
 
     @property
     def of_pictures_as_taken(self) -> bool:
@@ -82,12 +82,12 @@ class PoseFiles:
 
     @property
     def size(self) -> str:
-        """Return how large the scene is, as "12 photographs"; of other programs' scenes the program."""
-        return f"{self.num_photographs} photographs" if self.file is None else self.format
+        """Return how large the scene is, as "12 photos"; of other programs' scenes the program."""
+        return f"{self.num_photos} photos" if self.file is None else self.format
 
     @property
-    def num_photographs(self) -> int:
-        """Return how many photographs have a pose: in the largest model, 0 for damaged files."""
+    def num_photos(self) -> int:
+        """Return how many photos have a pose: in the largest model, 0 for damaged files."""
         if self.models:
             return max(num_registered(model) for model in self.models)
         name = "transforms.json" if self.format == "transforms.json" else "transforms_train.json"
@@ -103,7 +103,7 @@ def is_video(path: Path) -> bool:
 
 
 def estimated_poses(source: Path) -> Path:
-    """Return the folder of the poses that are estimated of `source`, a folder of photographs or a video.
+    """Return the folder of the poses that are estimated of `source`, a folder of photos or a video.
 
     It has the layout of a COLMAP scene, and need not exist.
     """
@@ -125,7 +125,7 @@ def pose_files(folder: Path) -> PoseFiles | None:
         return PoseFiles(folder, "COLMAP", models)
     if (folder / "transforms_train.json").exists():
         return PoseFiles(folder, "Blender")
-    # The model's own folder may be named, or hold the photographs, too.
+    # The model's own folder may be named, or hold the photos, too.
     whole = any(all((folder / f"{part}.{kind}").exists() for part in PARTS[:2]) for kind in KINDS)
     models = (folder,) if whole else _models_in(folder) if folder.name == "sparse" else ()
     # Of the pictures as they were taken, where those without distortion are not made yet.

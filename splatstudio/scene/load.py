@@ -1,4 +1,4 @@
-"""load_scene: tell the format of a folder, read it, measure its photographs, normalize its frame."""
+"""load_scene: tell the format of a folder, read it, measure its photos, normalize its frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
     KINDS,
     PARTS,
-    NoPhotographs,
+    NoPhotos,
     PoseFiles,
     estimated_poses,
     is_video,
@@ -87,12 +87,12 @@ def load_scene(
     Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read. An
     archive is unpacked beside it, once.
 
-    `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
-    `images_folder` names another folder of photographs, in the scene, or as seen from the working folder.
+    `downscale` divides the photos' sides (COLMAP: a folder `images_k` is used where it exists);
+    `images_folder` names another folder of photos, in the scene, or as seen from the working folder.
     Every `test_every`-th view by name is held out, 0: none; where `test_images` names some (each item may be
     several, by commas), just these. Of several models of COLMAP the one of the number `model` is read, -1:
     the one with most images. Raises ValueError with one sentence for everything that is wrong with the
-    files; nothing else is written and no photograph is decoded.
+    files; nothing else is written and no photo is decoded.
     """
     if not downscale >= 1:
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
@@ -105,10 +105,10 @@ def load_scene(
         notes = (f"{archive} is unpacked: {folder} is opened",)
     if is_video(folder):
         folder = _poses_of_video(folder)
-    images = None if images_folder is None else _photographs(folder, images_folder)
+    images = None if images_folder is None else _photos(folder, images_folder)
     capture = _read(folder, downscale, images, model)
     if not capture.shots:
-        raise ValueError(f"{folder} holds no photograph with a pose")
+        raise ValueError(f"{folder} holds no photo with a pose")
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
@@ -126,7 +126,7 @@ def _poses_of_video(video: Path) -> Path:
 
 
 def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> frozenset[str]:
-    """Return the names among the photographs' that a user gave; ValueError for one that is not there."""
+    """Return the names among the photos' that a user gave; ValueError for one that is not there."""
     names = {shot.name for shot in capture.shots}
     chosen: set[str] = set()
     for item in test_images:
@@ -134,21 +134,19 @@ def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> fro
     unknown = sorted(chosen - names)
     if unknown:
         raise ValueError(
-            f"{folder} has no photograph {', '.join(unknown)} to hold out; its names are as {min(names)}"
+            f"{folder} has no photo {', '.join(unknown)} to hold out; its names are as {min(names)}"
         )
     if chosen == names:
-        raise ValueError(f"all {len(names)} photographs of {folder} are held out: none is left to train on")
+        raise ValueError(f"all {len(names)} photos of {folder} are held out: none is left to train on")
     return frozenset(chosen)
 
 
-def _photographs(scene: Path, named: str) -> Path:
-    """Return the folder of photographs that a user named, which may lie in the scene or anywhere."""
+def _photos(scene: Path, named: str) -> Path:
+    """Return the folder of photos that a user named, which may lie in the scene or anywhere."""
     inside = (scene if scene.is_dir() else scene.parent) / named
     folder = inside if inside.is_dir() else typed_path(named).absolute()
     if not folder.is_dir():
-        raise ValueError(
-            f"the folder of photographs {named} is not there: name another one with --images FOLDER"
-        )
+        raise ValueError(f"the folder of photos {named} is not there: name another one with --images FOLDER")
     return folder
 
 
@@ -188,18 +186,18 @@ def _no_scene(path: Path) -> ValueError:
 
 
 def _read_folder(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
-    """Return the scene at the top of `path`, or where that has no poses or no photographs, the one below."""
+    """Return the scene at the top of `path`, or where that has no poses or no photos, the one below."""
     own, lacking = pose_files(path), None
     if own is not None:
         try:
             return _read_poses(own, downscale, images, model)
-        except NoPhotographs as error:
+        except NoPhotos as error:
             lacking = error
     below = poses_below(path, besides=own) if images is None or own is None else None
     if below is None:
         raise lacking or _nothing_found(path)
     capture = _read_poses(below, downscale, images, model)
-    what = "no camera poses" if lacking is None else "no photographs of its poses"
+    what = "no camera poses" if lacking is None else "no photos of its poses"
     return replace(capture, notes=(f"{path} has {what} itself: {below.folder} is opened", *capture.notes))
 
 
@@ -232,7 +230,7 @@ def _nothing_found(folder: Path) -> ValueError:
     pictures = [p for p in pictures if p.suffix.lower() in IMAGE_SUFFIXES]
     if pictures:
         return ValueError(
-            f"{folder} holds {len(pictures)} photographs but no camera poses, which training needs (nothing "
+            f"{folder} holds {len(pictures)} photos but no camera poses, which training needs (nothing "
             f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
@@ -283,7 +281,7 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     )
     held_out = capture.test_names if capture.test_names is not None else test_every
     if held_out and not scene.test_indices:
-        why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photographs"
+        why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
 
@@ -301,28 +299,27 @@ def _refuse_irregular_masks(shots: list[CapturedPhoto]) -> None:
 
 
 def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) -> list[str]:
-    """Return notes on the lenses; raises ValueError, naming the photograph, for one that cannot be undone."""
+    """Return notes on the lenses; raises ValueError, naming the photo, for one that cannot be undone."""
     resampled = num_cropped = num_cut = 0
     for shot, lens in zip(shots, lenses, strict=True):
         try:
             num_cut += len(faces(lens)) > 1
             num_cropped += len(faces(lens)) == 1 and cropped(lens)
         except ValueError as error:
-            raise ValueError(f"the photograph {shot.image_path} cannot be used: {error}") from error
+            raise ValueError(f"the photo {shot.image_path} cannot be used: {error}") from error
         stated = shot.lens or lens
         resampled += (stated.width, stated.height) != (lens.width, lens.height)
     notes = []
     if resampled and downscale == 1:
         notes.append(
-            f"{resampled} photographs are not of the size that their cameras state; the intrinsics "
-            "were scaled"
+            f"{resampled} photos are not of the size that their cameras state; the intrinsics were scaled"
         )
     if num_cut:
         notes.append(
-            f"{num_cut} photographs show more than 150 degrees: each is cut into views of a pinhole camera"
+            f"{num_cut} photos show more than 150 degrees: each is cut into views of a pinhole camera"
         )
     if num_cropped:
-        notes.append(f"{num_cropped} photographs show more than 130 degrees or bend too much and are cropped")
+        notes.append(f"{num_cropped} photos show more than 130 degrees or bend too much and are cropped")
     return notes
 
 
@@ -348,7 +345,7 @@ def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int
         if same_proportions(size, (lens.width, lens.height)):
             return lens.resized(*size), orientation
     raise ValueError(
-        f"the photograph {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "
+        f"the photo {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "
         f"{lens.width} x {lens.height}: put the pictures there that the poses were computed from"
     )
 
@@ -382,5 +379,5 @@ def _view(
         mask_path=shot.mask_path,
         orientation=orientation,
         face=face.name,
-        photograph=shot.name if face.name else "",
+        photo=shot.name if face.name else "",
     )

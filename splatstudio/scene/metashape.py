@@ -69,7 +69,7 @@ def read_metashape(path: Path) -> PosedFrames:
     frames = max(components.values(), key=len)
     if len(components) > 1:
         sizes = ", ".join(str(len(each)) for each in components.values())
-        notes.append(f"{path} holds {len(components)} components of {sizes} photographs: the largest is used")
+        notes.append(f"{path} holds {len(components)} components of {sizes} photos: the largest is used")
     if num_not_aligned:
         notes.append(f"{num_not_aligned} cameras in {path} are not aligned or not enabled")
     return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, tuple(notes))

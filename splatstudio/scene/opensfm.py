@@ -37,7 +37,7 @@ PROJECTIONS: dict[str, tuple[LensKind, tuple[str, ...]]] = {
 
 
 def read_opensfm(path: Path) -> PosedFrames:
-    """Return what the file holds; of several reconstructions the one with most photographs, with a note.
+    """Return what the file holds; of several reconstructions the one with most photos, with a note.
 
     Raises ValueError for a damaged file and for a projection that cannot be undistorted, as of panoramas.
     """
@@ -47,11 +47,11 @@ def read_opensfm(path: Path) -> PosedFrames:
         raise ValueError(f"{path} is no reconstruction of OpenSfM: it must be a list with cameras and shots")
     largest = max(parts, key=lambda part: len(part["shots"]))
     if not largest["shots"]:
-        raise ValueError(f"{path} holds no photograph with a pose: run OpenSfM's reconstruct again")
+        raise ValueError(f"{path} holds no photo with a pose: run OpenSfM's reconstruct again")
     notes = ()
     if len(parts) > 1:
         sizes = ", ".join(str(len(part["shots"])) for part in parts)
-        notes = (f"{path} holds {len(parts)} reconstructions of {sizes} photographs: the largest is used",)
+        notes = (f"{path} holds {len(parts)} reconstructions of {sizes} photos: the largest is used",)
     cameras = _objects(path, largest, "cameras")
     lenses = {name: _lens(Values(f"{path}, camera {name[:60]!r},", each)) for name, each in cameras.items()}
     frames = []

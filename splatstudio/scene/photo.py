@@ -1,4 +1,4 @@
-"""Photographs: decode, turn upright, undistort, mask, downscale."""
+"""Photos: decode, turn upright, undistort, mask, downscale."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """One decoded photograph of its camera's size."""
+    """One decoded photo of its camera's size."""
 
     rgb: np.ndarray  # [H, W, 3] uint8, as in the file; not multiplied by alpha
     mask: np.ndarray | None = None  # [H, W] bool, False: the pixel says nothing; None: all count
@@ -52,7 +52,7 @@ class PictureHeader:
 
 
 def max_megapixels() -> int:
-    """Return how many megapixels a photograph may have: as a variable says, else Pillow's limit."""
+    """Return how many megapixels a photo may have: as a variable says, else Pillow's limit."""
     asked = os.environ.get(LIMIT_VARIABLE, "")
     return int(asked) if asked.isdecimal() else PILLOWS_MEGAPIXELS
 
@@ -76,21 +76,21 @@ def picture_header(path: Path) -> PictureHeader:
         found = re.search(r"\((\d+) pixels", str(error))
         size = f"{int(found[1]) / 1e6:,.0f} megapixels" if found else "too many pixels"
         raise ValueError(
-            f"the photograph {path} is too large: it has {size}, and {max_megapixels():,} are allowed; shrink"
+            f"the photo {path} is too large: it has {size}, and {max_megapixels():,} are allowed; shrink"
             f" it, or set {LIMIT_VARIABLE} to a higher number where there is memory for that"
         ) from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         if not isinstance(error, OSError) or isinstance(error, UnidentifiedImageError):
-            read_file(path, "the photograph")  # says so where it is a pointer of Git LFS
+            read_file(path, "the photo")  # says so where it is a pointer of Git LFS
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
         remedy = "change its permissions" if isinstance(error, PermissionError) else "replace the file"
-        raise ValueError(f"the photograph {path} cannot be read: {reason}; {remedy}") from error
+        raise ValueError(f"the photo {path} cannot be read: {reason}; {remedy}") from error
     orientation = orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
     return PictureHeader(width, height, orientation)
 
 
 def read_photo(view: View) -> Photo:
-    """Return the photograph of `view`; raises ValueError, naming the file, when it cannot be decoded."""
+    """Return the photo of `view`; raises ValueError, naming the file, when it cannot be decoded."""
     key = photo_cache.key(view) if view.lens.distorted else None
     if key is not None and (stored := photo_cache.load(key, view.camera)) is not None:
         return Photo(*stored)
@@ -98,7 +98,7 @@ def read_photo(view: View) -> Photo:
     height, width = pixels.shape[:2]
     if (width, height) != (view.lens.width, view.lens.height):
         raise ValueError(
-            f"the photograph {view.image_path} has changed: it is {width} x {height} pixels now and was "
+            f"the photo {view.image_path} has changed: it is {width} x {height} pixels now and was "
             f"{view.lens.width} x {view.lens.height} when the scene was opened; open the scene again"
         )
     mask = read_mask(view.mask_path, view.orientation, width, height) if view.mask_path else None
@@ -128,7 +128,7 @@ def read_photo(view: View) -> Photo:
 
 
 def read_whole_photo(view: View) -> Photo:
-    """Return the photograph of `view` in the size of its file, however small it is trained on.
+    """Return the photo of `view` in the size of its file, however small it is trained on.
 
     Raises ValueError as `read_photo` does.
     """
@@ -141,9 +141,9 @@ def decode(path: Path) -> np.ndarray:
 
     Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
     """
-    data = read_file(path, "the photograph")
+    data = read_file(path, "the photo")
     if is_cut_off(data):
-        raise ValueError(f"the photograph {path} is cut off: the end of the file is missing; copy it again")
+        raise ValueError(f"the photo {path} is cut off: the end of the file is missing; copy it again")
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
     except cv2.error:
@@ -151,13 +151,11 @@ def decode(path: Path) -> np.ndarray:
     if pixels is None and path.suffix.lower() in NEWER_SUFFIXES:
         pixels = _decoded_by_pillow(data)
     if pixels is None:
-        raise ValueError(f"the photograph {path} cannot be decoded: the file is damaged; replace it")
+        raise ValueError(f"the photo {path} cannot be decoded: the file is damaged; replace it")
     if pixels.dtype == np.uint16:
         pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
     if pixels.dtype != np.uint8:
-        raise ValueError(
-            f"the photograph {path} has pixels of type {pixels.dtype}; save it with 8 or 16 bits"
-        )
+        raise ValueError(f"the photo {path} has pixels of type {pixels.dtype}; save it with 8 or 16 bits")
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
     if pixels.shape[2] == 2:
@@ -178,7 +176,7 @@ def _decoded_by_pillow(data: bytes) -> np.ndarray | None:
 def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarray:
     """Return a mask file as bool [height, width] (upright); 0 is False, everything else True.
 
-    It may be stored upright or as the photograph is, in any size of the photograph's proportions. Raises
+    It may be stored upright or as the photo is, in any size of the photo's proportions. Raises
     ValueError when it cannot be decoded or has other proportions.
     """
     pixels = decode(path)
@@ -187,8 +185,8 @@ def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarr
         mask = oriented(mask, orientation)
     if not same_proportions(mask.shape[1::-1], (width, height)):
         raise ValueError(
-            f"the mask {path} is {mask.shape[1]} x {mask.shape[0]} pixels and its photograph {width} x "
-            f"{height}; make the mask of the photograph's size or remove it"
+            f"the mask {path} is {mask.shape[1]} x {mask.shape[0]} pixels and its photo {width} x "
+            f"{height}; make the mask of the photo's size or remove it"
         )
     return cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) > 0
 

@@ -1,4 +1,4 @@
-"""Undistorted photographs on disk, so that each is undistorted once for all trainings of a scene."""
+"""Undistorted photos on disk, so that each is undistorted once for all trainings of a scene."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Stored = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # rgb, mask, a
 
 
 def cache_folder() -> Path:
-    """Return the folder of undistorted photographs: below XDG_CACHE_HOME, or ~/.cache."""
+    """Return the folder of undistorted photos: below XDG_CACHE_HOME, or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
     return base / "splatstudio" / "undistorted"
@@ -78,7 +78,7 @@ def store(name: str, rgb: np.ndarray, mask: np.ndarray | None, alpha: np.ndarray
     """Keep a picture under `name`, atomically; without room or permission nothing is kept.
 
     Pixels are written plainly behind a head with their checksum: packing them as PNG takes longer than
-    undistorting the photograph again.
+    undistorting the photo again.
     """
     height, width = rgb.shape[:2]
     body = b"".join(np.ascontiguousarray(a, np.uint8).tobytes() for a in (rgb, mask, alpha) if a is not None)

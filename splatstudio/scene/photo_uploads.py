@@ -1,4 +1,4 @@
-"""Photographs on a GPU: as many as fit stay there, and those of the next step come while one is computed.
+"""Photos on a GPU: as many as fit stay there, and those of the next step come while one is computed.
 
 The others stay in the machine's memory. On the CPU they are there already, and nothing is copied ahead.
 """
@@ -19,7 +19,7 @@ from splatstudio.scene.photo import Photo
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """A photograph as it was decoded, on a device."""
+    """A photo as it was decoded, on a device."""
 
     rgb: Tensor  # [H, W, 3] uint8, not multiplied by alpha
     mask: Tensor | None  # [H, W] bool
@@ -32,7 +32,7 @@ class Pixels:
 
 
 def pixels_of(photo: Photo, device: torch.device) -> Pixels:
-    """Return a copy of a photograph on `device`, complete when this returns."""
+    """Return a copy of a photo on `device`, complete when this returns."""
     mask = None if photo.mask is None else torch.tensor(photo.mask, device=device)
     alpha = None if photo.alpha is None else torch.tensor(photo.alpha, device=device)
     return Pixels(torch.tensor(photo.rgb, device=device), mask, alpha)
@@ -40,7 +40,7 @@ def pixels_of(photo: Photo, device: torch.device) -> Pixels:
 
 @dataclass(frozen=True, eq=False)
 class _Copy:
-    """A photograph that is being copied."""
+    """A photo that is being copied."""
 
     pixels: Pixels
     done: torch.Event | None = None  # None: it is there
@@ -68,10 +68,10 @@ def _pinned(photo: Photo) -> Pixels:
 
 
 class PhotoUploads:
-    """The photographs of a training on a device: those of a step and of the next one, and what fits of all.
+    """The photos of a training on a device: those of a step and of the next one, and what fits of all.
 
     The first that come are kept until `keep_bytes` are full, and nothing is evicted: training visits every
-    photograph once an epoch, and there the oldest is the next one needed. `ahead`: whether those of the next
+    photo once an epoch, and there the oldest is the next one needed. `ahead`: whether those of the next
     step are copied before they are asked for; None: on a GPU. For the thread that trains, which waits for no
     copy within the machine's memory: another thread makes that.
     """
@@ -87,7 +87,7 @@ class PhotoUploads:
         self._stream: torch.Stream | None = None
 
     def take(self, index: int, photo: Photo) -> Pixels:
-        """Return the photograph of view `index` on the device."""
+        """Return the photo of view `index` on the device."""
         if index in self._kept:
             return self._kept[index]
         copy = self._copies.pop(index, None)
@@ -101,7 +101,7 @@ class PhotoUploads:
         return pixels
 
     def send(self, photos: Mapping[int, Photo], later: Mapping[int, Photo] | None = None) -> None:
-        """Begin to copy the photographs of the next step, by view; what was copied in vain goes.
+        """Begin to copy the photos of the next step, by view; what was copied in vain goes.
 
         `later`: those of the step after that, made ready to be sent. Where there is no memory for one it is
         copied when it is its turn, as all others.
@@ -130,7 +130,7 @@ class PhotoUploads:
         self._kept, self._room = {}, 0
 
     def close(self) -> None:
-        """Let all photographs go."""
+        """Let all photos go."""
         self.keep_none()
         self._copies, self._pinned = {}, {}
         if self._pinning is not None:

@@ -1,4 +1,4 @@
-"""Poses as programs other than COLMAP and nerfstudio tell them: checked values, and their photographs."""
+"""Poses as programs other than COLMAP and nerfstudio tell them: checked values, and their photos."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from splatstudio.scene.capture import (
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE
-from splatstudio.scene.layout import NoPhotographs, PoseFiles
+from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import picture_header
 
@@ -36,7 +36,7 @@ Y_UP_TO_Z_UP = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 
 @dataclass(frozen=True, eq=False)
 class PosedFrame:
-    """One photograph as a file of poses tells it; `lens_of` gives its lens in a picture of a size."""
+    """One photo as a file of poses tells it; `lens_of` gives its lens in a picture of a size."""
 
     name: str
     viewmat: np.ndarray  # [4, 4] world to camera, OpenCV axes
@@ -55,10 +55,10 @@ class PosedFrames:
 
 
 def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capture:
-    """Return the capture of a file of poses, with its photographs as they lie on this machine.
+    """Return the capture of a file of poses, with its photos as they lie on this machine.
 
     They are looked for in the folder `images`, else in the folders `images` and others of the scene, and in
-    the scene's own. Raises NoPhotographs where none of them is found.
+    the scene's own. Raises NoPhotos where none of them is found.
     """
     names = [frame.name for frame in read.frames]
     candidates = [images] if images is not None else [files.folder / name for name in (*files.pictures, "")]
@@ -68,8 +68,8 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
     ]
     counts = [sum(path is not None for path in paths) for paths in found]
     if not max(counts, default=0):
-        raise NoPhotographs(
-            f"none of the {len(names)} photographs that {files.file} tells of, as {names[0]}, is in"
+        raise NoPhotos(
+            f"none of the {len(names)} photos that {files.file} tells of, as {names[0]}, is in"
             f" {images or files.folder} or its folder images: put them there, or name their folder with"
             " --images FOLDER"
         )

@@ -1,4 +1,4 @@
-"""Photographs at the sizes in which they are shown."""
+"""Photos at the sizes in which they are shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scaled(image: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def over_background(photo: Photo, background: tuple[float, float, float]) -> np.ndarray:
-    """Return a photograph's pixels [H, W, 3] uint8, with what is transparent put over `background`, 0..1."""
+    """Return a photo's pixels [H, W, 3] uint8, with what is transparent put over `background`, 0..1."""
     if photo.alpha is None:
         return photo.rgb
     alpha = photo.alpha[..., None].astype(np.float32) / 255.0
@@ -35,7 +35,7 @@ def over_background(photo: Photo, background: tuple[float, float, float]) -> np.
 
 
 def thumbnail(view: View, side: int) -> np.ndarray:
-    """Return a small upright picture of a view's photograph, [H, W, 3] uint8, its longer side `side` px.
+    """Return a small upright picture of a view's photo, [H, W, 3] uint8, its longer side `side` px.
 
     The lens's distortion stays: at this size nobody sees it. Raises ValueError when it cannot be decoded.
     """

@@ -1,4 +1,4 @@
-"""The Scene: cameras, photographs and sparse points in one normalized frame, whatever the files were."""
+"""The Scene: cameras, photos and sparse points in one normalized frame, whatever the files were."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Scene:
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
     test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
     test_images: tuple[str, ...] = ()  # as the user named them
-    in_order: tuple[str, ...] = ()  # the photographs as they came, where some have joined later
-    downscale: int = 1  # by what the photographs' sides are divided
-    unposed: tuple[str, ...] = ()  # photographs that lie there, have no pose and are not used
+    in_order: tuple[str, ...] = ()  # the photos as they came, where some have joined later
+    downscale: int = 1  # by what the photos' sides are divided
+    unposed: tuple[str, ...] = ()  # photos that lie there, have no pose and are not used
     model_folder: Path | None = None  # COLMAP's model, where it is a scene of COLMAP's
     model: int = -1  # its number, where there are several
 
@@ -48,8 +48,8 @@ class Scene:
         return tuple(view.camera for view in self.views)
 
     @cached_property
-    def photographs(self) -> dict[str, tuple[int, ...]]:
-        """Return the views of each photograph by its name: one, but for those that are cut into several."""
+    def photos(self) -> dict[str, tuple[int, ...]]:
+        """Return the views of each photo by its name: one, but for those that are cut into several."""
         groups: dict[str, tuple[int, ...]] = {}
         for index, view in enumerate(self.views):
             groups[view.whole] = (*groups.get(view.whole, ()), index)
@@ -59,11 +59,11 @@ class Scene:
     def test_indices(self) -> tuple[int, ...]:
         """Return the views held out: those that are named, else every `test_every`-th from the first on.
 
-        Empty when nothing would be left to train on. All parts of a photograph share its lot.
+        Empty when nothing would be left to train on. All parts of a photo share its lot.
         """
-        # Those that have joined come behind, so that no photograph of the test is trained on.
-        joined = sorted(set(self.photographs) - set(self.in_order))
-        names = [*self.in_order, *joined] if self.in_order else list(self.photographs)
+        # Those that have joined come behind, so that no photo of the test is trained on.
+        joined = sorted(set(self.photos) - set(self.in_order))
+        names = [*self.in_order, *joined] if self.in_order else list(self.photos)
         if self.test_names is not None:
             held_out = self.test_names
         else:
@@ -80,7 +80,7 @@ class Scene:
     def resized(self, downscale: int) -> Scene:
         """Return the scene as it is with another `downscale`, to within a pixel of each side.
 
-        For plans: what is trained on is read again, and may come from a folder of smaller photographs.
+        For plans: what is trained on is read again, and may come from a folder of smaller photos.
         """
         if downscale == self.downscale:
             return self
@@ -93,12 +93,12 @@ class Scene:
         return replace(self, views=views, downscale=downscale)
 
     def photo(self, index: int) -> Photo:
-        """Return view `index`'s photograph, upright, undistorted, of its camera's size.
+        """Return view `index`'s photo, upright, undistorted, of its camera's size.
 
         Nothing is kept in memory; `PhotoLoader` does that. Raises ValueError when the file cannot be decoded.
         """
         return read_photo(self.views[index])
 
     def whole_photo(self, index: int) -> Photo:
-        """Return view `index`'s photograph in the size of its file; raises as `photo` does."""
+        """Return view `index`'s photo in the size of its file; raises as `photo` does."""
         return read_whole_photo(self.views[index])

@@ -24,7 +24,7 @@ from splatstudio.scene.capture import (
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE, panorama
-from splatstudio.scene.layout import NoPhotographs
+from splatstudio.scene.layout import NoPhotos
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import picture_header
 from splatstudio.scene.point_ply import read_point_ply
@@ -196,26 +196,26 @@ def _is_fisheye(record: Record) -> bool:
 
 
 def read_transforms(path: Path, images: Path | None = None) -> Capture:
-    """Return the capture of one transforms.json; listed photographs that do not exist are counted in a note.
+    """Return the capture of one transforms.json; listed photos that do not exist are counted in a note.
 
-    Photographs are looked for beside the file, or in the folder `images` where it is given. Points come from
+    Photos are looked for beside the file, or in the folder `images` where it is given. Points come from
     `ply_file_path`, or from nerfstudio's colmap/ folder by `applied_transform`; nerfstudio's lists of
-    filenames say what is held out. Raises ValueError for a damaged file, NoPhotographs when no listed
-    photograph exists.
+    filenames say what is held out. Raises ValueError for a damaged file, NoPhotos when no listed
+    photo exists.
     """
     top, records = read_frames(path)
     frames = _frames(path.parent, records, images)
     if not frames.shots:
-        raise NoPhotographs(
+        raise NoPhotos(
             f"{missing_note(frames.missing, str(images or path.parent))}; none is left, so put the"
-            f" photographs beside {path.name} as it lists them, or name their folder with --images FOLDER"
+            f" photos beside {path.name} as it lists them, or name their folder with --images FOLDER"
         )
     notes = [*frames.notes]
     if frames.missing:
         notes.append(missing_note(frames.missing, str(images or path.parent)))
     shots, repeated = _unique(frames.shots)
     if repeated:
-        notes.append(f"{repeated} frames list a photograph a second time and are left out")
+        notes.append(f"{repeated} frames list a photo a second time and are left out")
     unposed = _unposed(frames, records)
     if unposed:
         where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
@@ -254,9 +254,9 @@ def _named_split(
         return frozenset(), frozenset(), [f"the lists of filenames in {file} split nothing off for the test"]
     names = {name for name, listed in frames.listed.items() if listed in held_out}
     unused = {name for name, listed in frames.listed.items() if listed not in held_out | learned}
-    notes = [f"{file} names the {len(names)} photographs of the test"]
+    notes = [f"{file} names the {len(names)} photos of the test"]
     if unused:
-        notes.append(f"{len(unused)} photographs are in none of the lists that {file} splits by: not used")
+        notes.append(f"{len(unused)} photos are in none of the lists that {file} splits by: not used")
     return frozenset(names), frozenset(unused), notes
 
 
@@ -277,7 +277,7 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
     """Return the capture of a Blender folder: transforms_train.json to train, transforms_test.json to test.
 
     Views of transforms_val.json are test views when there is no transforms_test.json, else not used. Raises
-    ValueError for a damaged file, NoPhotographs when no listed photograph of the training file exists.
+    ValueError for a damaged file, NoPhotos when no listed photo of the training file exists.
     """
     notes, shots, test = [], [], frozenset()
     held_out = "test" if (folder / "transforms_test.json").exists() else "val"
@@ -291,15 +291,15 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
         if frames.missing:
             notes.append(f"{path.name}: {missing_note(frames.missing, str(images or folder))}")
         if split == "train" and not frames.shots:
-            raise NoPhotographs(
-                f"{notes[-1]}; none is left to train on: name the photographs' folder with --images FOLDER"
+            raise NoPhotos(
+                f"{notes[-1]}; none is left to train on: name the photos' folder with --images FOLDER"
             )
         if split == held_out:
             test = frozenset(shot.name for shot in frames.shots)
         shots += frames.shots
     shots, repeated = _unique(shots)
     if repeated:
-        notes.append(f"{repeated} frames list a photograph a second time and are left out")
+        notes.append(f"{repeated} frames list a photo a second time and are left out")
     if held_out == "test" and (folder / "transforms_val.json").exists():
         notes.append("the views of transforms_val.json are not used: transforms_test.json is the test")
     return Capture("Blender", tuple(shots), notes=tuple(notes), test_names=test or None)
@@ -307,17 +307,17 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
 
 @dataclass(frozen=True, eq=False)
 class _Frames:
-    """The frames of a file: shots of those whose photographs exist, and what is said of the others."""
+    """The frames of a file: shots of those whose photos exist, and what is said of the others."""
 
     shots: list[CapturedPhoto]
     listed: dict[str, str]  # the path that the file lists, by the shot's name
     missing: list[str]
     notes: list[str]
-    folders: dict[Path, ImageFolder | None]  # in which photographs were looked for
+    folders: dict[Path, ImageFolder | None]  # in which photos were looked for
 
 
 class _Pictures:
-    """The photographs that a file lists, as found on this machine."""
+    """The photos that a file lists, as found on this machine."""
 
     def __init__(self, paths: Sequence[PurePosixPath]):
         self.paths = paths
@@ -330,7 +330,7 @@ class _Pictures:
         return self.folders[where]
 
     def found(self, base: Path, num_dropped: int) -> list[Path | None]:
-        """Return each photograph in `base` by its listed path, less the first folders of it."""
+        """Return each photo in `base` by its listed path, less the first folders of it."""
         places = [base.joinpath(*path.parts[num_dropped:]) for path in self.paths]
         return [self._picture(place) if place != base else None for place in places]
 
@@ -342,7 +342,7 @@ class _Pictures:
     def best(self, bases: Sequence[Path]) -> tuple[Path, int, list[Path | None]]:
         """Return the folder and the number of dropped folders that find most, the first of equals.
 
-        And what they find. Those that find one photograph for two are passed over: names alone do not tell
+        And what they find. Those that find one photo for two are passed over: names alone do not tell
         two cameras' pictures apart.
         """
         depth = max((len(path.parts) for path in self.paths), default=1)
@@ -359,9 +359,9 @@ class _Pictures:
 
 
 def _frames(folder: Path, records: list[Record], images: Path | None = None) -> _Frames:
-    """Return a shot for each frame whose photograph exists, and the names of those that do not.
+    """Return a shot for each frame whose photo exists, and the names of those that do not.
 
-    Each photograph has the end of its listed path: all of it, or where that finds more without the first few
+    Each photo has the end of its listed path: all of it, or where that finds more without the first few
     folders, as for files that were written on another machine.
     """
     paths = [_posix(record.text("file_path") or "") for record in records]
@@ -373,13 +373,13 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
     if moved:
         there = next(path for path in found if path is not None)
         frames.notes.append(
-            f"the photographs are not at the listed paths, as {paths[0]}: those of the same names in"
+            f"the photos are not at the listed paths, as {paths[0]}: those of the same names in"
             f" {there.parent} are used"
         )
     for record, path, picture in zip(records, paths, found, strict=True):
         viewmat = frame_pose(record)
         if picture is None:
-            _is_fisheye(record)  # what a missing photograph's frame says is checked as far as it can be
+            _is_fisheye(record)  # what a missing photo's frame says is checked as far as it can be
             frames.missing.append(path.as_posix())
             continue
         lens = frame_lens(record, picture)
@@ -406,14 +406,14 @@ def _mask_of(folder: Path, record: Record, masks: ImageFolder | None, picture: P
 
 
 def _unposed(frames: _Frames, records: list[Record]) -> tuple[str, ...]:
-    """Return the pictures beside the photographs that no frame names, as a photograph or as anything else."""
+    """Return the pictures beside the photos that no frame names, as a photo or as anything else."""
     named = {PurePosixPath(_posix(text).name).stem for record in records for text in _texts(record)}
     used = {shot.image_path for shot in frames.shots}
     others: set[str] = set()
     for place in {path.parent for path in used}:
         pictures = frames.folders.get(place)
         for name, path in (pictures.pictures if pictures else {}).items():
-            # instant-ngp keeps its masks beside the photographs.
+            # instant-ngp keeps its masks beside the photos.
             if path not in used and path.stem not in named and not name.startswith("dynamic_mask"):
                 others.add(name)
     return tuple(sorted(others))

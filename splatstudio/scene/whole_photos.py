@@ -1,4 +1,4 @@
-"""Photographs that are cut into views of a pinhole camera, put together again: as their lens shows them."""
+"""Photos that are cut into views of a pinhole camera, put together again: as their lens shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splatstudio.scene.photo import Photo, read_photo
 
 
 def whole_photo(view: View) -> Photo:
-    """Return the whole photograph of which `view` is a part, undivided, at the size of the views' pixels.
+    """Return the whole photo of which `view` is a part, undivided, at the size of the views' pixels.
 
     Its mask leaves out what the lens does not show. Raises ValueError when the file cannot be decoded.
     """
@@ -30,7 +30,7 @@ def whole_photo(view: View) -> Photo:
 
 
 def whole_picture(views: Sequence[View], pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return what the `views` of one photograph show, as [H, W, C] float32 pictures, through its lens.
+    """Return what the `views` of one photo show, as [H, W, C] float32 pictures, through its lens.
 
     What none of them shows is 0.
     """
@@ -51,7 +51,7 @@ def whole_picture(views: Sequence[View], pictures: Sequence[np.ndarray]) -> np.n
 
 
 def _small_lens(view: View) -> Lens:
-    """Return the lens of the whole photograph at the size at which the view is delivered."""
+    """Return the lens of the whole photo at the size at which the view is delivered."""
     face = next(face for face in faces(view.lens) if face.name == view.face)
     factor = view.camera.width / face.lens.width
     width, height = (max(1, round(side * factor)) for side in (view.lens.width, view.lens.height))

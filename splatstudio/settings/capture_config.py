@@ -10,19 +10,19 @@ from splatstudio.settings.setting import documented, setting
 @documented
 @dataclass(frozen=True)
 class ExposureConfig:
-    """A color correction of each training photograph, learned besides the model and seen by the loss alone.
+    """A color correction of each training photo, learned besides the model and seen by the loss alone.
 
-    The model is drawn without it. Test photographs have none: their PSNR is the plain one.
+    The model is drawn without it. Test photos have none: their PSNR is the plain one.
     """
 
-    enabled: bool = setting(False, "Learn an affine map of colors (3 x 4) for each training photograph.")
+    enabled: bool = setting(False, "Learn an affine map of colors (3 x 4) for each training photo.")
     lr: float = setting(2e-2, "Learning rate of the maps at the first step.", 0, 1, live=True)
     lr_decay: float = setting(0.05, "That rate at the last step over that at the first.", 1e-6, 1)
     stay: float = setting(0.1, "Weight of the mean square by which a map differs from none.", 0, live=True)
     grid: bool = setting(
-        False, "Learn a bilateral grid of such maps for each photograph (place and brightness) instead."
+        False, "Learn a bilateral grid of such maps for each photo (place and brightness) instead."
     )
-    grid_size: int = setting(4, "Cells of a grid along each side of the photograph.", 2, 64)
+    grid_size: int = setting(4, "Cells of a grid along each side of the photo.", 2, 64)
     grid_depth: int = setting(2, "Cells of a grid from dark to bright.", 2, 32)
     grid_smooth: float = setting(
         10.0, "Weight of the mean square difference of neighboring cells.", 0, live=True
@@ -92,25 +92,25 @@ class ShapeConfig:
         1,
         live=True,
     )
-    min_views: int = setting(0, "Remove splats that fewer training photographs show; 0: never.", 0, live=True)
+    min_views: int = setting(0, "Remove splats that fewer training photos show; 0: never.", 0, live=True)
     min_views_every: int = setting(1000, "Steps between two such removals.", 1)
 
 
 @documented
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Gaussians left out of each step by chance, for scenes of few photographs (Park et al. 2025).
+    """Gaussians left out of each step by chance, for scenes of few photos (Park et al. 2025).
 
-    Each then has to be right for itself, and what shows the photographs only together does not last. The
+    Each then has to be right for itself, and what shows the photos only together does not last. The
     training's own PSNR is that of the pictures without them, lower than that of the model.
     """
 
     rate: float = setting(
-        0.0, "Share of the splats that a step leaves out at most, with very few photographs.", 0, 0.9
+        0.0, "Share of the splats that a step leaves out at most, with very few photos.", 0, 0.9
     )
     grown_at: int = setting(7000, "The share grows evenly up to this step: the longer, the more overfits.", 1)
     photos: int = setting(
-        40, "The share falls evenly with the number of training photographs, to 0 with so many.", 1
+        40, "The share falls evenly with the number of training photos, to 0 with so many.", 1
     )
 
     def rate_at(self, step: int, num_photos: int) -> float:

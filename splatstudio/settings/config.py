@@ -58,7 +58,7 @@ class OptimConfig:
     )
     visible_only: bool = setting(
         False,
-        "Move only the splats that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
+        "Move only the splats that the photo shows, moments included; 0.4 to 1.3 dB worse in tests.",
         live=True,
     )
 
@@ -69,31 +69,31 @@ class TrainConfig:
     """One training: what to optimize, how long, and what to write when."""
 
     steps: int = setting(30_000, "Training steps.", 1, live=True)
-    downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
+    downscale: int = setting(1, "Divide the photos' width and height by this (area filter).", 1, 64)
     images: str = setting(
-        "", "Folder of the photographs, in the scene or elsewhere, where it is not the one its files name."
+        "", "Folder of the photos, in the scene or elsewhere, where it is not the one its files name."
     )
     model: int = setting(
         -1,
-        "Number of the COLMAP model to use where there are several; -1: the one with most photographs.",
+        "Number of the COLMAP model to use where there are several; -1: the one with most photos.",
         -1,
     )
-    test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
+    test_every: int = setting(8, "Every n-th photo, by name, is held out for the test; 0: none.", 0)
     test_images: tuple[str, ...] = setting(
-        (), "Names of the photographs to hold out, by commas, in place of every test_every-th."
+        (), "Names of the photos to hold out, by commas, in place of every test_every-th."
     )
     batch_size: int = setting(
-        1, "Photographs a step on each GPU (or CPU process); learning rates follow the number of all.", 1, 64
+        1, "Photos a step on each GPU (or CPU process); learning rates follow the number of all.", 1, 64
     )
     accumulate: int = setting(
-        1, "Rounds of batch_size photographs a step: as a larger batch_size, in less memory.", 1, 64
+        1, "Rounds of batch_size photos a step: as a larger batch_size, in less memory.", 1, 64
     )
     seed: int = setting(42, "Seed of every random choice.")
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
     sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
     sh_photos: float = setting(
         0.0,
-        "No degree is used with fewer photographs for each of its coefficients; 0: any number will do.",
+        "No degree is used with fewer photos for each of its coefficients; 0: any number will do.",
         0,
     )
     sh_degree_limit: int = setting(
@@ -119,12 +119,12 @@ class TrainConfig:
     near: float = setting(0.01, "Nearest depth that is drawn, scene units.", 1e-6)
     far: float = setting(1e10, "Farthest depth that is drawn, scene units.", 1e-6)
     eval_steps: tuple[int, ...] = setting(
-        (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
+        (7000, 30_000), "Steps after which the test photos are evaluated.", 1
     )
     eval_every: int = setting(
         -1,
-        "Steps between two evaluations of the test photographs, beside eval_steps; 0: none; -1: chosen by the"
-        " number of photographs, for about 2 % of the time.",
+        "Steps between two evaluations of the test photos, beside eval_steps; 0: none; -1: chosen by the"
+        " number of photos, for about 2 % of the time.",
         -1,
         live=True,
     )
@@ -280,13 +280,13 @@ def _replaced(config: Any, path: list[str], value: Any, full_path: str) -> Any:
 def with_whole_paths(config: TrainConfig, scene_path: Path) -> TrainConfig:
     """Return the settings with the paths that they name made absolute, for other folders' use.
 
-    A folder of photographs that lies in the scene keeps its short name. Raises ValueError when nothing is
+    A folder of photos that lies in the scene keeps its short name. Raises ValueError when nothing is
     there.
     """
     if config.images and not (scene_path / config.images).is_dir():
         folder = typed_path(config.images).resolve()
         if not folder.is_dir():
-            raise ValueError(f"there is no folder of photographs at {config.images}: correct --images")
+            raise ValueError(f"there is no folder of photos at {config.images}: correct --images")
         config = dataclasses.replace(config, images=str(folder))
     if not config.init:
         return config
@@ -310,7 +310,7 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
 
 # What a run that goes on may be told again: when to stop, to evaluate and to save.
 FREE_ON_RESUME = (
-    "images",  # the same photographs may have been moved
+    "images",  # the same photos may have been moved
     "steps",
     "eval_steps",
     "eval_every",

@@ -1,4 +1,4 @@
-"""When the curve of the test photographs' PSNR has become flat: the settings of that, and the rule."""
+"""When the curve of the test photos' PSNR has become flat: the settings of that, and the rule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlateauConfig:
 
 @dataclass(frozen=True)
 class Score:
-    """The test photographs' mean PSNR in dB after `step`, and how many Gaussians there were."""
+    """The test photos' mean PSNR in dB after `step`, and how many Gaussians there were."""
 
     step: int
     psnr: float

@@ -39,16 +39,16 @@ class Preset:
 
 
 # Rates that are large at first, the larger the shorter the training, and come to rest; colors that depend on
-# the view early, but only as far as the photographs can tell.
+# the view early, but only as far as the photos can tell.
 _BRISK: Mapping[str, Any] = {
     "optim.lr_scale_short_runs": 0.4,
     "optim.rest_lr_decay": 0.15,
     "sh_degree_every": 200,
-    # Gives the 43 photographs of the fox degree 3: +0.3 dB with `fast` in 2000 steps, +0.4 in 7000, and
+    # Gives the 43 photos of the fox degree 3: +0.3 dB with `fast` in 2000 steps, +0.4 in 7000, and
     # +0.2 with `mcmc`.
     "sh_photos": 2.5,
 }
-# Full size, and halves, as soon as nothing is added any more. Small photographs for longer (0.6) cost 0.3 dB
+# Full size, and halves, as soon as nothing is added any more. Small photos for longer (0.6) cost 0.3 dB
 # and save hardly any time, as a step with few pixels still has all Gaussians.
 _FAST: Mapping[str, Any] = {
     **_BRISK,
@@ -57,7 +57,7 @@ _FAST: Mapping[str, Any] = {
     "coarse.until": 0.4,
     "coarse.halves_from": 0.4,
 }
-# With 11 or 12 photographs of the banana, 7000 steps came to show those better and all else worse: there this
+# With 11 or 12 photos of the banana, 7000 steps came to show those better and all else worse: there this
 # is 0.7 to 1.6 dB with `mcmc`, 1.1 with `fast`. With 13 of the fox it costs 0.1 to 0.2 dB; with all 43 it is
 # off.
 _FEW: Mapping[str, Any] = {"dropout.rate": 0.12}
@@ -179,7 +179,7 @@ _RULES = (
     ),
     _Idle(
         frozenset({"coarse.halves_from"}),
-        "beside exposure.grid, and in more steps than coarse.halves_within: photographs stay whole",
+        "beside exposure.grid, and in more steps than coarse.halves_within: photos stay whole",
         lambda config: (
             config.coarse.halves_from < 1.0
             and (config.exposure.grid or config.steps > config.coarse.halves_within)

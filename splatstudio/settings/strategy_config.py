@@ -86,7 +86,7 @@ class McmcConfig:
         0, "Target count, densify.max_gaussians at most; 0: as many as density says.", 0
     )
     density: float = setting(
-        0.3, "Target count over the pixels of a photograph times the square root of their number.", 1e-3, 100
+        0.3, "Target count over the pixels of a photo times the square root of their number.", 1e-3, 100
     )
     grow_factor: float = setting(
         1.05, "At least so many times as many after each relocation, up to all.", 1, 2
@@ -119,8 +119,8 @@ class FastConfig:
     every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
         0.11,
-        "At most so many as growth ends, over the pixels of a photograph times the root of their number;"
-        " fewer in few steps with photographs of above 40,000 pixels, more in many, see long_growth.",
+        "At most so many as growth ends, over the pixels of a photo times the root of their number;"
+        " fewer in few steps with photos of above 40,000 pixels, more in many, see long_growth.",
         1e-3,
         100,
     )
@@ -130,22 +130,20 @@ class FastConfig:
         0,
         1,
     )
-    views: int = setting(8, "Photographs that a densification asks; thinning asks all.", 1)
-    error_ratio: float = setting(
-        1.5, "Errors are high above so many times the mean error of their photograph.", 0
-    )
+    views: int = setting(8, "Photos that a densification asks; thinning asks all.", 1)
+    error_ratio: float = setting(1.5, "Errors are high above so many times the mean error of their photo.", 0)
     min_error_weight: float = setting(
-        0.1, "Weight in pixels of high error, px, from which on a photograph wants more splats there.", 0
+        0.1, "Weight in pixels of high error, px, from which on a photo wants more splats there.", 0
     )
-    min_views: int = setting(2, "Photographs that must want it.", 1)
+    min_views: int = setting(2, "Photos that must want it.", 1)
     min_weight: float = setting(
         0.02,
-        "Sum of its weights, px, that a photograph must show, or a splat is removed when thinning.",
+        "Sum of its weights, px, that a photo must show, or a splat is removed when thinning.",
         0,
     )
     thin_at: tuple[float, ...] = setting(
         (0.4,),
-        "Shares of the steps after which all photographs are asked and the least needed go.",
+        "Shares of the steps after which all photos are asked and the least needed go.",
         0,
         1,
     )
@@ -163,15 +161,15 @@ class FastConfig:
 @documented
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Coarse to fine: smaller photographs first, and later halves of them, which are as cheap."""
+    """Coarse to fine: smaller photos first, and later halves of them, which are as cheap."""
 
     first: float = setting(1.0, "By what the sides are divided at the first step; 1: never smaller.", 1, 64)
     until: float = setting(0.5, "Share of the steps after which they have their full size.", 0.01, 1)
     halves_from: float = setting(
-        1.0, "Share of the steps from which each learns from a half of its photograph alone; 1: never.", 0, 1
+        1.0, "Share of the steps from which each learns from a half of its photo alone; 1: never.", 0, 1
     )
     halves_within: int = setting(
-        8000, "Steps of a training up to which halves_from holds; in longer ones photographs stay whole.", 1
+        8000, "Steps of a training up to which halves_from holds; in longer ones photos stay whole.", 1
     )
 
 

@@ -153,7 +153,7 @@ def grow(
     """Change the population as the rules say after `step` other steps; None where none was due.
 
     Called by all ranks with the same, but for `seen`. What a rank has no memory for is left out on all of
-    them, as `Change.short` and `left_out` say. Raises ValueError, on all ranks, where a photograph that is
+    them, as `Change.short` and `left_out` say. Raises ValueError, on all ranks, where a photo that is
     asked cannot be read.
     """
     change = strategy.after_step(population, seen, step)

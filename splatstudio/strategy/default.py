@@ -109,7 +109,7 @@ class DefaultStrategy:
         gaussians, counts = population.gaussians.detach(), population.counts
         ranks = population.ranks
         if population.steps_back is not None:
-            # Ranks that got to different places draw the next photographs alike.
+            # Ranks that got to different places draw the next photos alike.
             population.steps_back.append(partial(self.generator.set_state, self.generator.get_state()))
         clone, split, capped = self._to_grow(population, step)
         clones, splits = clone.nonzero().squeeze(1), split.nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""Few Gaussians, where several photographs agree that they are needed.
+"""Few Gaussians, where several photos agree that they are needed.
 
 After FastGS (Ren et al. 2025) and Speedy-Splat (Hanson et al. 2025), by their papers, with an own measure:
 the weight with which a Gaussian is in chosen pixels, which one pass back through the rasterizer gives.
@@ -21,23 +21,23 @@ from splatstudio.strategy.global_order import largest
 from splatstudio.strategy.population import Population, change_or_none, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
-SMALL_PIXELS = 40_000  # of a photograph up to which the limit is in proportion to its pixels
+SMALL_PIXELS = 40_000  # of a photo up to which the limit is in proportion to its pixels
 SIZE_GROWTH = 0.4  # the power of the pixels with which it grows beyond, in few steps
 LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
 
-# Given a step and a number of photographs (None: all), what Gaussians contribute to each, see `survey`.
+# Given a step and a number of photos (None: all), what Gaussians contribute to each, see `survey`.
 Survey = Callable[[int, int | None], Iterable[Tensor]]
 
 
 class FastStrategy(DefaultStrategy):
-    """Grow where several photographs agree on an error, and drop what no photograph needs.
+    """Grow where several photos agree on an error, and drop what no photo needs.
 
     Gradients say who grows, as in *default*, but only of Gaussians that have a weight in the pixels of high
-    error of several photographs. At some steps all photographs are asked, and what has hardly a weight in
+    error of several photos. At some steps all photos are asked, and what has hardly a weight in
     any goes, with a share of all, the least needed. Opacities are never reset: that is what pruning by
     weight replaces.
     `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`; it
-    also grows with the length of the training. `pixels` are those of a photograph, 0: few.
+    also grows with the length of the training. `pixels` are those of a photo, 0: few.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class FastStrategy(DefaultStrategy):
         )
 
     def _wanted(self) -> int:
-        """Return the limit on the number that the settings, the photographs and the number of steps say.
+        """Return the limit on the number that the settings, the photos and the number of steps say.
 
         Few steps cannot teach many Gaussians, and in many it is their number that holds the picture back.
         """
         length = min(max(self.steps, SHORT_STEPS), LONG_STEPS) / SHORT_STEPS
-        # Large photographs want more Gaussians than few steps can teach.
+        # Large photos want more Gaussians than few steps can teach.
         share = min(self._share * length, 1.0)
         return max(int(self.fast.density * self._detail * share * length**self.fast.long_growth), 1)
 
     def limit_at(self, step: int) -> int:
         """Return above which number none are added after the step after `step` others.
 
-        It grows with the square root of the growth's share that is done: small photographs, with which *fast*
+        It grows with the square root of the growth's share that is done: small photos, with which *fast*
         starts, show where few are missing, and later ones then find room.
         """
         grown = min((step + self.config.every) / max(self.stop_step, 1), 1.0)
@@ -134,10 +134,10 @@ class FastStrategy(DefaultStrategy):
         return super()._densify(population, step)
 
     def _largest_weights(self, population: Population, step: int) -> Tensor:
-        """Return for each Gaussian the largest sum of its weights in one photograph of all, px, [N].
+        """Return for each Gaussian the largest sum of its weights in one photo of all, px, [N].
 
-        Of some photographs alone it would not say what the others need; sums over photographs, which do no
-        better, would let go what few photographs show.
+        Of some photos alone it would not say what the others need; sums over photos, which do no
+        better, would let go what few photos show.
         """
         weights = population.gaussians.means.new_zeros(len(population), requires_grad=False)
         for view in self._survey(step, None):

@@ -37,7 +37,7 @@ def make_strategy(
     `extent` is the scene's radius in scene units. Random choices come of `generator`, on the CPU, or of the
     seed and the step.
     """
-    # What a photograph shows grows with its pixels, what all show more slowly than their number.
+    # What a photo shows grows with its pixels, what all show more slowly than their number.
     cameras = [scene.views[index].camera for index in scene.train_indices]
     pixels = sum(camera.width * camera.height for camera in cameras)
     detail = pixels / math.sqrt(len(cameras))

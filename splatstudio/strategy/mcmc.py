@@ -5,7 +5,7 @@ gradient of the projected means in place of the opacity: they go to where the pi
 the parts of a Gaussian lie at random in what it was and are smaller, not all alike in its center: of two that
 are alike in all, gradients never make two, and what is large makes no detail.
 A third holds always: parents keep their Adam moments, which the authors' code sets to zero.
-In a step on several photographs the noise grows by the square root of their number, as the rates do.
+In a step on several photos the noise grows by the square root of their number, as the rates do.
 """
 
 from __future__ import annotations

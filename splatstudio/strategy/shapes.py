@@ -1,4 +1,4 @@
-"""Limits for the shapes of Gaussians, and a count of the photographs that show each of them."""
+"""Limits for the shapes of Gaussians, and a count of the photos that show each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShapeLimits:
     config: ShapeConfig
     extent: float
     options: RenderOptions
-    alive: Callable[[], None] = lambda: None  # called for each photograph of a long task
+    alive: Callable[[], None] = lambda: None  # called for each photo of a long task
 
 
 def changes_shapes(config: ShapeConfig, step: int) -> bool:
@@ -113,7 +113,7 @@ def views_showing(
     same on all ranks, which draw one each at a time and call `alive` before it.
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
-    nothing = gaussians.means.new_zeros(0)  # there is no photograph to compare with
+    nothing = gaussians.means.new_zeros(0)  # there is no photo to compare with
     for start in range(0, len(cameras), ranks.num_ranks):
         alive()
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]

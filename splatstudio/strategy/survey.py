@@ -1,4 +1,4 @@
-"""What each Gaussian contributes to some photographs, and to what is wrong in them."""
+"""What each Gaussian contributes to some photos, and to what is wrong in them."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def survey(
     """Yield for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
-    pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
+    pixels, all in pixels of the photo, also where a smaller one is drawn. An error is the mean absolute
     difference of the three channels, and high above `error_ratio` times the picture's mean; outside of a mask
-    there is none. `shown` makes of a picture [H, W, 3] and its alpha [H, W] what the photograph is compared
+    there is none. `shown` makes of a picture [H, W, 3] and its alpha [H, W] what the photo is compared
     with. The ranks draw a view each at a time; all must call this together, and take all of it before the
     population changes.
     """

@@ -1,4 +1,4 @@
-"""The colors of a surface: what the photographs that see it show there, and how well they agree."""
+"""The colors of a surface: what the photos that see it show there, and how well they agree."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from splatstudio.surfaces.depth_views import SurfaceView
 from splatstudio.surfaces.mesh import Mesh, vertex_normals
 
 MIN_COSINE = 0.2  # between the surface's normal and the way to the camera: flatter views say little
-SEEN_BY_ENOUGH = 3  # photographs
-# Of a vertex that so many photographs saw: none and one, two, more.
+SEEN_BY_ENOUGH = 3  # photos
+# Of a vertex that so many photos saw: none and one, two, more.
 RELIABILITY = ((0.84, 0.19, 0.15), (0.84, 0.19, 0.15), (0.99, 0.76, 0.25), (0.30, 0.69, 0.31))
 
 
 @dataclass(frozen=True, eq=False)
 class ColoredMesh:
-    """A mesh with its colors, and by how much those of the photographs differ from them, of 255 (root mean
-    square over all vertices that two photographs or more see; None: there are none).
+    """A mesh with its colors, and by how much those of the photos differ from them, of 255 (root mean
+    square over all vertices that two photos or more see; None: there are none).
     """
 
     mesh: Mesh
@@ -102,7 +102,7 @@ def _filled(vertices: Tensor, colors: Tensor, known: Tensor) -> Tensor:
 
 
 def reliability_colors(mesh: Mesh) -> Mesh:
-    """Return the mesh with colors that tell how many photographs saw each vertex: RELIABILITY."""
+    """Return the mesh with colors that tell how many photos saw each vertex: RELIABILITY."""
     assert mesh.num_seen is not None, "the views have been looked at"
     table = torch.tensor(RELIABILITY)
     return replace(mesh, colors=table[mesh.num_seen.clamp(max=SEEN_BY_ENOUGH)])

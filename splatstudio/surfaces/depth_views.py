@@ -1,4 +1,4 @@
-"""The views that a surface is made of: a model's depth where photographs were taken, or from an orbit."""
+"""The views that a surface is made of: a model's depth where photos were taken, or from an orbit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from splatstudio.surfaces.tsdf import DepthView, points_seen
 SURVEY_PIXELS = 160  # along the longer side of the pictures from which distances are learned
 FARTHEST = 4.0  # times the median depth of all pictures: what lies behind is left out
 PIXELS_A_VOXEL = 1.3  # at the median depth: pictures are no larger than they need to be
-PIXELS_A_TEXEL = 1.5  # of the photographs, as those of a texture have what is finer than a texel
+PIXELS_A_TEXEL = 1.5  # of the photos, as those of a texture have what is finer than a texel
 MOST_POINTS = 200_000  # for quantiles
 OUTERMOST = 0.005  # share of the points at either end that does not count for the size of the scene
 NEIGHBORS, LOOK_ALIKE = 3, 0.5  # of a camera; cosine between the directions in which two look
@@ -47,7 +47,7 @@ class Survey:
 
     median_depth: float
     farthest: float  # what lies farther from a camera is left out
-    pixel: float  # the side of a pixel on the surface, at the median depth, in the photographs' full size
+    pixel: float  # the side of a pixel on the surface, at the median depth, in the photos' full size
     low: tuple[float, float, float]  # of the box around the surface
     high: tuple[float, float, float]
 
@@ -73,9 +73,9 @@ class ModelViews:
         between: bool = False,
         ranks: Ranks = ALONE,
     ):
-        """Draw `model` where the photographs of `scene` were taken; None: from an orbit around it.
+        """Draw `model` where the photos of `scene` were taken; None: from an orbit around it.
 
-        `between`: its depth also halfway between photographs.
+        `between`: its depth also halfway between photos.
         """
         self._ranks = ranks
         self._gaussians: Gaussians = model.gaussians.to(fastest_device())
@@ -88,7 +88,7 @@ class ModelViews:
         else:
             self._cameras = tuple(refined_camera(model, view.name, view.camera) for view in scene.views)
         self._between = tuple(cameras_between(self._cameras)) if between else ()
-        self.are_photographs = scene is not None
+        self.are_photos = scene is not None
         self.farthest = float("inf")
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class ModelViews:
         return Survey(median, self.farthest, float(pixels.median()), low, high)
 
     def sharpen(self, survey: Survey, voxel_size: float) -> None:
-        """Draw from now on pictures as large as voxels of this size need them, photographs' size at most."""
+        """Draw from now on pictures as large as voxels of this size need them, photos' size at most."""
         factor = min(1.0, PIXELS_A_VOXEL * survey.pixel / voxel_size)
         if factor != self._factor:
             self._factor = factor
@@ -167,15 +167,15 @@ class ModelViews:
             return self.view(number).depth_view.depth
         return self._near_depth(_resized(self._between[number - len(self)], self._factor))
 
-    def pictures(self, photographs: Scene | None, survey: Survey, texel: float) -> Iterator[SurfaceView]:
-        """Yield the views with the pictures of `photographs`, the scene in another size; None: their own.
+    def pictures(self, photos: Scene | None, survey: Survey, texel: float) -> Iterator[SurfaceView]:
+        """Yield the views with the pictures of `photos`, the scene in another size; None: their own.
 
         Their pixels on the surface are not much smaller than a `texel` (scene units), as the mean counts.
         """
         for number in range(len(self)):
             view = self.view(number)
-            if photographs is not None:
-                rgb = photographs.photo(number).rgb
+            if photos is not None:
+                rgb = photos.photo(number).rgb
                 pixel = survey.pixel * self._cameras[number].width / rgb.shape[1]
                 factor = min(1.0, PIXELS_A_TEXEL * pixel / texel)
                 width, height = (max(1, round(side * factor)) for side in rgb.shape[1::-1])
@@ -183,7 +183,7 @@ class ModelViews:
             yield view
 
     def view(self, number: int) -> SurfaceView:
-        """Return a view; raises ValueError where its photograph cannot be read."""
+        """Return a view; raises ValueError where its photo cannot be read."""
         if number not in self._kept:
             drawn = self._drawn(number)
             taken = sum(view.rgb.numel() * 7 // 3 for view in self._kept.values())
@@ -231,7 +231,7 @@ class ModelViews:
 def cameras_between(cameras: Sequence[Camera]) -> Iterator[Camera]:
     """Yield a camera halfway between each one and its nearest NEIGHBORS that look alike, with its lens.
 
-    There the photographs say what the model looks like from both sides.
+    There the photos say what the model looks like from both sides.
     """
     places = np.reshape([camera.position for camera in cameras], (-1, 3))
     pairs = set()

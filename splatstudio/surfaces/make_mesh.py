@@ -42,7 +42,7 @@ from splatstudio.surfaces.tsdf import BLOCK_BYTES, Grid, Tsdf, find_blocks, fuse
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
 VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
 BYTES_A_BLOCK = 4 * BLOCK_BYTES  # with what finding the surface in it takes
-# Of the photographs, on the surface. At one, the roughness of the splats is finer than their colors.
+# Of the photos, on the surface. At one, the roughness of the splats is finer than their colors.
 PIXELS_OF_A_VOXEL = 2.0
 COARSER = 1.05  # than what just fits
 MARGIN = 2  # blocks around the box of the survey
@@ -53,8 +53,8 @@ SEEN_WITHIN = 0.75  # of the truncation distance: a view that sees so near to a 
 Progress = Callable[[int, int, str], object]
 
 NO_SCENE = (
-    "The model does not say which photographs it was trained on: its surface and colors are those of its own"
-    " renders from an orbit around it; name the scene with --scene FOLDER for those of the photographs."
+    "The model does not say which photos it was trained on: its surface and colors are those of its own"
+    " renders from an orbit around it; name the scene with --scene FOLDER for those of the photos."
 )
 
 
@@ -90,14 +90,14 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
     """
     on_progress(0, 0, "loading the model")
     options, model, scene = _read(task)
-    photographs = None
+    photos = None
     if options.texture is not None and scene is not None:
-        photographs = scene_shown_by(task.path, task.scene, task.images, full_size=True)
+        photos = scene_shown_by(task.path, task.scene, task.images, full_size=True)
     made = mesh_of_model(
         model,
         scene,
         options,
-        photographs=photographs,
+        photos=photos,
         upright=task.upright,
         on_progress=on_progress,
         ranks=ranks,
@@ -168,7 +168,7 @@ def mesh_of_model(
     scene: Scene | None = None,
     options: MeshOptions = PLAIN_MESH,
     *,
-    photographs: Scene | None = None,
+    photos: Scene | None = None,
     upright: bool = False,
     on_progress: Progress = _untold,
     ranks: Ranks = ALONE,
@@ -176,7 +176,7 @@ def mesh_of_model(
     """Return the surface of a model by TSDF fusion of its median depth (see `tsdf`), and how good it is.
 
     It lies in the coordinates of the scene's files, or stands `upright`, z up, centered and scaled as in
-    the studio. Without a scene the views are an orbit. `photographs` is the scene in the size from which a
+    the studio. Without a scene the views are an orbit. `photos` is the scene in the size from which a
     texture is taken, where that is another one. Raises ValueError where nothing is seen or left.
     """
     refuse_options(options)
@@ -195,7 +195,7 @@ def mesh_of_model(
     )
     on_progress(0, 0, "measuring the mesh")
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
-    styled = _styled(colored.mesh, facts, survey, options, photographs, on_progress)
+    styled = _styled(colored.mesh, facts, survey, options, photos, on_progress)
     mesh, placed = _placed(model, styled, upright=upright)
     return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed), shown_mesh(colored.mesh))
 
@@ -314,7 +314,7 @@ def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tup
     by_resolution = survey.longest_side / options.resolution
     by_pixels = PIXELS_OF_A_VOXEL * survey.pixel
     if by_pixels > by_resolution:
-        return by_pixels, "two pixels of the photographs on the surface"
+        return by_pixels, "two pixels of the photos on the surface"
     return by_resolution, f"{options.resolution} along the longest side"
 
 
@@ -330,7 +330,7 @@ def _styled(
     facts: _Facts,
     survey: Survey,
     options: MeshOptions,
-    photographs: Scene | None,
+    photos: Scene | None,
     on_progress: Progress,
 ) -> Mesh:
     """Return the colored mesh as the options want it to look."""
@@ -339,7 +339,7 @@ def _styled(
         on_progress(0, 0, "laying the surface out flat")
         return textured(
             mesh,
-            lambda texel: views.pictures(photographs, survey, texel),
+            lambda texel: views.pictures(photos, survey, texel),
             options.texture,
             SEEN_WITHIN * facts.grid.truncation,
             lambda done: on_progress(done, len(views), "painting the texture"),
@@ -376,7 +376,7 @@ def _notes(views: ModelViews, scene: Scene | None, model: Model) -> list[str]:
         notes.append(NO_SCENE)
     elif len(views) < FEW_PHOTOS:
         notes.append(
-            f"{len(views)} photographs are few for a surface: what one alone sees is as the model guessed it"
+            f"{len(views)} photos are few for a surface: what one alone sees is as the model guessed it"
         )
     if model.part is not None:
         notes.append(model.part)
@@ -389,7 +389,7 @@ def _report(
     accuracy, completeness = scores
     low, high = mesh.vertices.amin(dim=0), mesh.vertices.amax(dim=0)
     x, y, z = (high - low).tolist()
-    photographed = facts.views.are_photographs
+    photographed = facts.views.are_photos
     return MeshReport(
         triangles=mesh.num_triangles,
         vertices=len(mesh.vertices),
@@ -399,7 +399,7 @@ def _report(
         truncation_distance=facts.grid.truncation * scale,
         resolution_chosen_by=facts.chosen_by,
         views=len(facts.views),
-        views_are="photographs" if photographed else "an orbit",
+        views_are="photos" if photographed else "an orbit",
         seen_by_three=quality.seen_share(mesh) if photographed else None,
         accuracy=None if accuracy is None else accuracy * scale,
         completeness=completeness,

@@ -41,7 +41,7 @@ class Texture:
 class Mesh:
     """V vertices and T triangles, counterclockwise as seen from outside.
 
-    `colors` [V, 3] float32 are 0..1 as on a screen; `num_seen` [V] int64 is how many photographs saw each.
+    `colors` [V, 3] float32 are 0..1 as on a screen; `num_seen` [V] int64 is how many photos saw each.
     These and the texture are empty until they are known.
     """
 

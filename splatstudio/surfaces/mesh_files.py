@@ -58,7 +58,7 @@ def write_mesh(path: Path, mesh: Mesh) -> None:
         if mesh.texture is not None and beside:
             material, picture = beside
             write_durably(picture, _png(mesh.texture.picture))
-            lines = ["# splatstudio", "newmtl photographs", "illum 0", "Kd 1 1 1", f"map_Kd {picture.name}"]
+            lines = ["# splatstudio", "newmtl photos", "illum 0", "Kd 1 1 1", f"map_Kd {picture.name}"]
             write_durably(material, ("\n".join(lines) + "\n").encode())
         write_parts_durably(path, WRITERS[path.suffix.lower()](path, mesh))
     except BaseException:  # who cancels now wants none of them
@@ -196,7 +196,7 @@ def _description(columns: list[_Column], picture_bytes: int, look: _Look, object
         description["samplers"] = [{"magFilter": LINEAR, "minFilter": LINEAR_MIPMAP_LINEAR}]
         description["textures"] = [{"source": 0, "sampler": 0}]
         surface["baseColorTexture"] = {"index": 0}
-    if look.unlit:  # a photograph shows the light that was there
+    if look.unlit:  # a photo shows the light that was there
         material["extensions"] = {UNLIT: {}}
         description["extensionsUsed"] = [UNLIT]
     text = json.dumps(description, separators=(",", ":"))
@@ -250,7 +250,7 @@ def _obj(path: Path, mesh: Mesh) -> Iterator[bytes]:
     material, _ = files_beside(path, textured=True)
     flat = mesh.texture.flat
     yield from _lines("vt %.7f %.7f\n", flat.uv.numpy() * (1.0, -1.0) + (0.0, 1.0))  # v grows upward
-    yield f"mtllib {material.name}\nusemtl photographs\n".encode()
+    yield f"mtllib {material.name}\nusemtl photos\n".encode()
     corners = np.stack([faces, flat.faces.numpy() + 1], axis=-1).reshape(-1, 6)
     yield from _lines("f %d/%d %d/%d %d/%d\n", corners)
 

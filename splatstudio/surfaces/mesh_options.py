@@ -9,7 +9,7 @@ from typing import Literal
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 
 MeshPreset = Literal["collision", "ground"]
-MeshColors = Literal["photographs", "reliability", "none"]
+MeshColors = Literal["photos", "reliability", "none"]
 RESOLUTION = 512
 SMOOTHING, MOST_SMOOTHING = 10, 200  # rounds
 TEXTURED_TRIANGLES = 50_000  # more take minutes to lay out flat
@@ -24,18 +24,18 @@ class MeshOptions:
 
     Args:
         voxel_size: The side of a voxel, in the units of the scene's files; by default two pixels of
-            the photographs on the surface, or more where the resolution or the memory say so.
-        resolution: At most so many voxels along the longest side of what the photographs show.
+            the photos on the surface, or more where the resolution or the memory say so.
+        resolution: At most so many voxels along the longest side of what the photos show.
         triangles: At most about so many triangles.
         watertight: Close the holes, which nobody has seen; without it they stay open.
-        between: Also look at the model from halfway between neighboring photographs: fewer holes where those
+        between: Also look at the model from halfway between neighboring photos: fewer holes where those
             are few.
         smoothing: Rounds of smoothing, which take the roughness of the splats off and keep larger shapes; 0:
             none.
         min_island: Drop pieces whose area is below this share of the largest one's; 0 keeps all.
-        colors: Those of the photographs, or how many of them saw the surface (green: three or more, yellow:
+        colors: Those of the photos, or how many of them saw the surface (green: three or more, yellow:
             two, red: fewer), or none.
-        texture: Side of a texture in texels, as 2048, blended from the photographs in their full size: for
+        texture: Side of a texture in texels, as 2048, blended from the photos in their full size: for
             .glb and .obj. Without --triangles there are 50,000 then.
         mesh_preset: collision: coarse, closed, without colors and with few triangles, for a physics engine;
             what is given beside it wins. ground: the plane on which things stand, as a rectangle named
@@ -49,7 +49,7 @@ class MeshOptions:
     between: bool = False
     smoothing: int = SMOOTHING
     min_island: float = 0.01
-    colors: MeshColors = "photographs"
+    colors: MeshColors = "photos"
     texture: int | None = None
     mesh_preset: MeshPreset | None = None
 
@@ -71,8 +71,8 @@ class MeshOptions:
             )
         if self.mesh_preset == "ground" and (self.texture is not None or self.triangles is not None):
             raise ValueError("--mesh-preset ground is a plain rectangle: omit --texture and --triangles")
-        if self.texture is not None and self.colors != "photographs":
-            raise ValueError("--texture shows the photographs: it does not go with --colors " + self.colors)
+        if self.texture is not None and self.colors != "photos":
+            raise ValueError("--texture shows the photos: it does not go with --colors " + self.colors)
 
     def with_preset(self) -> MeshOptions:
         """Return the options with those of the preset in place of what is as by default."""
@@ -88,7 +88,7 @@ class MeshOptions:
             resolution=COARSE_RESOLUTION if self.resolution == RESOLUTION else self.resolution,
             triangles=self.triangles or COLLISION_TRIANGLES,
             watertight=True,
-            colors="none" if self.colors == "photographs" else self.colors,
+            colors="none" if self.colors == "photos" else self.colors,
         )
 
 

@@ -1,4 +1,4 @@
-"""How good a mesh is: measured against the sparse points and the photographs, as numbers and as a table."""
+"""How good a mesh is: measured against the sparse points and the photos, as numbers and as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MeshReport:
     """What is known of a mesh. Lengths are in the units of its file; None: it could not be measured.
 
     `accuracy` is the median distance of the sparse points to the surface, `completeness` the share of them
-    that lie within 1 % of the diagonal. Both are of places that photographs can match, not of bare walls.
+    that lie within 1 % of the diagonal. Both are of places that photos can match, not of bare walls.
     """
 
     triangles: int
@@ -32,14 +32,12 @@ class MeshReport:
     truncation_distance: float
     resolution_chosen_by: str
     views: int
-    views_are: str  # "photographs" or "an orbit"
-    seen_by_three: float | None  # share of the surface that three photographs or more see
+    views_are: str  # "photos" or "an orbit"
+    seen_by_three: float | None  # share of the surface that three photos or more see
     accuracy: float | None
     completeness: float | None
     sparse_points: int
-    residual_color: (
-        float | None
-    )  # root mean square of what photographs of a place differ from its color, of 255
+    residual_color: float | None  # root mean square of what photos of a place differ from its color, of 255
     holes: int
     dropped_triangles: int  # in islands
     scale: float  # units of the file to one of the studio's frame
@@ -60,7 +58,7 @@ class MeshReport:
             ("Voxel", f"{self.voxel_size:.4g} {unit}: {self.resolution_chosen_by}"),
         ]
         if self.seen_by_three is not None:
-            rows += [("Seen by 3 photographs", f"{self.seen_by_three:.1%} of the surface")]
+            rows += [("Seen by 3 photos", f"{self.seen_by_three:.1%} of the surface")]
         if self.accuracy is not None and self.completeness is not None:
             percent = self.accuracy / self.diagonal if self.diagonal > 0 else 0.0
             rows += [
@@ -68,13 +66,13 @@ class MeshReport:
                 ("Completeness", f"{self.completeness:.1%} of {self.sparse_points:,} points within 1 %"),
             ]
         if self.residual_color is not None:
-            rows += [("Colors differ by", f"{self.residual_color:.1f} of 255 between photographs")]
+            rows += [("Colors differ by", f"{self.residual_color:.1f} of 255 between photos")]
         rows += [("Holes", f"{self.holes:,}")]
         return rows
 
 
 def seen_share(mesh: Mesh) -> float | None:
-    """Return the share of the surface, by area, whose corners are seen by three photographs or more."""
+    """Return the share of the surface, by area, whose corners are seen by three photos or more."""
     areas = face_areas(mesh)
     if mesh.num_seen is None or not float(areas.sum()) > 0:
         return None

@@ -18,13 +18,13 @@ MOST_TRIANGLES = 150_000  # that a browser gets: 5 MB
 # (z is up in the studio), and what comes from everywhere.
 LIGHT_FROM, AMBIENT = (-0.35, -0.45, 0.82), 0.45
 
-Look = Literal["photographs", "reliability"]
+Look = Literal["photos", "reliability"]
 
 
 @dataclass(frozen=True, eq=False)
 class ShownMesh:
     """V vertices [V, 3] float32 in the studio's frame, T triangles [T, 3] int32, colors [V, 3] float32, 0..1,
-    and how many photographs saw each vertex, [V] int64.
+    and how many photos saw each vertex, [V] int64.
     """
 
     vertices: np.ndarray

@@ -1,4 +1,4 @@
-"""The texture of a surface: its triangles laid out flat, and what the photographs show of them."""
+"""The texture of a surface: its triangles laid out flat, and what the photos show of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_UNWRAPPING = (
 PADDING = 2  # texels between two charts
 CANDIDATES_AT_ONCE = 4_000_000  # texels that may lie in a triangle
 TEXELS_AT_ONCE = 500_000
-# Of how straight and from how near a photograph looks. The sharpest count most, so that a small error of a
+# Of how straight and from how near a photo looks. The sharpest count most, so that a small error of a
 # pose does not blur the picture.
 SHARPNESS = 3.0
 

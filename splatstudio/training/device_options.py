@@ -20,7 +20,7 @@ class DeviceOptions:
         gpus: Numbers of the GPUs to train on, one process each, as 0,1, or all; one by default.
         ranks: Train on the CPU, in this many processes, which share its cores.
         max_splats: No splats are added above this number; "auto": as many as fit into the memory.
-        fit_batch: Of the photographs of a step (--accumulate N) as many at once as fit into the memory, the
+        fit_batch: Of the photos of a step (--accumulate N) as many at once as fit into the memory, the
             rest in further rounds (--batch-size auto).
         attach: Under torchrun or Slurm: HOST:PORT on rank 0's machine at which `splatstudio attach` watches
             and steers; port 0 takes a free one.

@@ -1,6 +1,6 @@
 """How much memory a training takes, told before it starts, and the settings with which it fits.
 
-The terms are counted from the tensors that a step holds at once. What a photograph sees of a model is not
+The terms are counted from the tensors that a step holds at once. What a photo sees of a model is not
 known before: `SEEN_SHARE` is assumed, as in a room or around an object. The lists of rows by which strategies
 choose, up to 12 bytes a row of all ranks on the CPU or 16 of a rank's own, are not among the terms: while
 they are there, gradients and what is seen are not, which take more.
@@ -25,7 +25,7 @@ from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.strategy.mcmc import McmcStrategy
 from splatstudio.training.precision import HALVES, row_bytes
 
-SEEN_SHARE = 0.5  # of the Gaussians that one photograph shows
+SEEN_SHARE = 0.5  # of the Gaussians that one photo shows
 # Of a Gaussian that a camera sees: its projection (48 bytes) and the gradients of that, its places in the
 # lists of 8 tiles (12 bytes each) and what sorting them needs. Measured on a CPU: 277 bytes.
 SEEN_BYTES = 270
@@ -39,14 +39,14 @@ COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc, one less and the keys
 KEY_BYTES = 8  # of the others, where some are left out of each step
 LEAVING_OUT_BYTES = 40  # while a step finds who that is
 PLACE_BYTES = 8  # of several ranks, or in the order of space: where a Gaussian stands among all
-SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
-# Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
+SURVEYED_BYTES = 12  # its three weights in a photo, of which each rank draws one at a time
+# Of a pixel of a photo in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
 PIXEL_BYTES = 280
-# Of a pixel of a photograph that is accumulated, from the step's beginning to its end: the photograph, the
+# Of a pixel of a photo that is accumulated, from the step's beginning to its end: the photo, the
 # picture that was drawn, and a mask.
 ACCUMULATED_BYTES = 25
-UPLOADED_BYTES = 5  # of a pixel of a photograph on a GPU as it was decoded: this step's and the next one's
-PHOTO_BYTES = 4  # of a pixel of a decoded photograph that is kept: RGB, and a mask now and then
+UPLOADED_BYTES = 5  # of a pixel of a photo on a GPU as it was decoded: this step's and the next one's
+PHOTO_BYTES = 4  # of a pixel of a decoded photo that is kept: RGB, and a mask now and then
 # The process with torch, and on a GPU the context with the kernels.
 CPU_PROCESS_BYTES, GPU_CONTEXT_BYTES = 400 << 20, 512 << 20
 SPARE = 0.9  # of the free memory is planned with: allocators leave holes
@@ -60,9 +60,9 @@ class MemoryPlan:
 
     num_ranks: int
     free: int  # of the rank with the least
-    fixed: int  # the process, pictures of a round, decoded photographs on the CPU
+    fixed: int  # the process, pictures of a round, decoded photos on the CPU
     per_splat: float  # of the rank's own
-    photos: int = 0  # all photographs as they were decoded, where they may stay on a GPU
+    photos: int = 0  # all photos as they were decoded, where they may stay on a GPU
 
     @property
     def num_splats(self) -> int:
@@ -74,7 +74,7 @@ class MemoryPlan:
         return self.fixed + int(self.per_splat * num_splats / self.num_ranks)
 
     def kept_photos(self, num_splats: int) -> int:
-        """Return how many bytes of photographs a GPU keeps beside `num_splats` on all ranks together."""
+        """Return how many bytes of photos a GPU keeps beside `num_splats` on all ranks together."""
         return max(0, min(self.photos, int(SPARE * self.free) - self.bytes_for(num_splats)))
 
 
@@ -83,7 +83,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return what a training needs on each rank.
 
-    `sizes` are width and height of the photographs, px. `free`: bytes, None: what each rank may take now.
+    `sizes` are width and height of the photos, px. `free`: bytes, None: what each rank may take now.
     Beside these it depends on the settings sh_degree, batch_size, accumulate, strategy, precision, order and
     dropout alone: of what is accumulated the pictures are held, and all else one round at a time.
     """
@@ -111,7 +111,7 @@ def plan_memory(
         fixed += GPU_CONTEXT_BYTES + 2 * largest * config.accumulate * UPLOADED_BYTES
     else:
         fixed += CPU_PROCESS_BYTES
-        # Each rank comes to use all photographs, and keeps as many as its share of the room holds.
+        # Each rank comes to use all photos, and keeps as many as its share of the room holds.
         fixed += min(PHOTO_BYTES * sum(pixels), default_memory_budget() // num_ranks)
     photos = PHOTO_BYTES * sum(pixels) if on_gpu else 0
     free = free_bytes(devices) if free is None else free
@@ -127,7 +127,7 @@ def free_bytes(devices: RankDevices) -> int:
 
 
 def sizes_of(scene: Scene) -> list[tuple[int, int]]:
-    """Return width and height of the photographs that are trained on, px."""
+    """Return width and height of the photos that are trained on, px."""
     cameras = (scene.views[index].camera for index in scene.train_indices)
     return [(camera.width, camera.height) for camera in cameras]
 
@@ -138,7 +138,7 @@ def with_splats_that_fit(config: TrainConfig, plan: MemoryPlan) -> TrainConfig:
         raise ValueError(
             f"there is no memory for a training: {plan.free / 1e9:.1f} GB are free for each process, and"
             f" {plan.bytes_for(MIN_SPLATS) / 1e9:.1f} GB are needed for {MIN_SPLATS:,} splats; use smaller"
-            " photographs (--downscale), or close other programs"
+            " photos (--downscale), or close other programs"
         )
     return changed(config, "densify.max_gaussians", plan.num_splats)
 
@@ -148,13 +148,13 @@ def with_batches_that_fit(
 ) -> TrainConfig:
     """Return the settings with the largest batches with which `num_splats` fit.
 
-    A step has as many photographs as before: the rest is accumulated. Where even single ones leave too little
-    room, single ones it is. Raises ValueError where a step has a single photograph anyway.
+    A step has as many photos as before: the rest is accumulated. Where even single ones leave too little
+    room, single ones it is. Raises ValueError where a step has a single photo anyway.
     """
     together = config.batch_size * config.accumulate
     if together == 1:
         raise ValueError(
-            "--batch-size auto says how many of a step's photographs are held at once: say how many it has"
+            "--batch-size auto says how many of a step's photos are held at once: say how many it has"
             " with --accumulate, as in --accumulate 8 --batch-size auto"
         )
     for batch_size in range(min(together, MAX_ROUND), 0, -1):
@@ -166,7 +166,7 @@ def with_batches_that_fit(
 
 
 def splats_chosen(config: TrainConfig, scene: Scene) -> int | None:
-    """Return how many Gaussians the strategy itself chooses for these photographs and steps at most.
+    """Return how many Gaussians the strategy itself chooses for these photos and steps at most.
 
     None: its rules know no number but the limit that holds for all strategies.
     """
@@ -198,8 +198,8 @@ def fitted(
     """Return the settings as the user asked for them to fit, and a sentence on what they need.
 
     `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say; but *fast*, which
-    chooses their number itself, then chooses no more than fit. `fit_batch`: of a step's photographs as many
-    at once as fit. Raises ValueError where hardly any fit, where there is but one photograph a step, or for a
+    chooses their number itself, then chooses no more than fit. `fit_batch`: of a step's photos as many
+    at once as fit. Raises ValueError where hardly any fit, where there is but one photo a step, or for a
     number outside its range.
     """
     sizes = sizes_of(scene)
@@ -207,9 +207,9 @@ def fitted(
         config = changed(config, "densify.max_gaussians", max_splats)
     rounds = ""
     if fit_batch:
-        # As many splats as asked for; where their number is to be found, the photographs come first.
+        # As many splats as asked for; where their number is to be found, the photos come first.
         config = with_batches_that_fit(config, sizes, devices, splats_wanted(config, scene))
-        rounds = f" A step has {config.accumulate} x {config.batch_size} photographs on each rank."
+        rounds = f" A step has {config.accumulate} x {config.batch_size} photos on each rank."
     plan = plan_memory(config, sizes, devices)
     if max_splats == "auto":
         config = with_splats_that_fit(config, plan)
@@ -217,7 +217,7 @@ def fitted(
     chosen = max_splats is None and config.strategy == "fast"
     if chosen and MIN_SPLATS <= plan.num_splats < wanted:
         config = with_splats_that_fit(config, plan)
-        rounds = f" For these photographs it would be {wanted:,}, but no more fit.{rounds}"
+        rounds = f" For these photos it would be {wanted:,}, but no more fit.{rounds}"
     if isinstance(max_splats, int) and wanted < max_splats:
         rounds = f"{_why_no_more(config)}{rounds}"
     return config, describe(plan, splats_wanted(config, scene)) + rounds
@@ -228,7 +228,7 @@ def _why_no_more(config: TrainConfig) -> str:
     if config.strategy == "mcmc":
         return " The strategy mcmc wants no more than that: --mcmc.max-gaussians says how many it has."
     return (
-        f" The strategy {config.strategy} wants no more than that for these photographs and steps: a higher"
+        f" The strategy {config.strategy} wants no more than that for these photos and steps: a higher"
         " --fast.density allows more."
     )
 
@@ -260,7 +260,7 @@ def _of_photos(plan: MemoryPlan, num_splats: int) -> str:
 def photos_to_keep(
     config: TrainConfig, scene: Scene, present: int, device: torch.device, num_ranks: int
 ) -> int:
-    """Return how many bytes of photographs stay on `device`, where `present` splats of all ranks already are.
+    """Return how many bytes of photos stay on `device`, where `present` splats of all ranks already are.
 
     What is free is what is free now; the model's growth to the most that its settings allow is left room.
     On the CPU none: they are in its memory anyway.

@@ -1,4 +1,4 @@
-"""The scores of a training's test photographs as they come: what is told of them, and whether it stops."""
+"""The scores of a training's test photos as they come: what is told of them, and whether it stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splatstudio.training.data.train_views import crops_begin
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
 NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}
 SHARE_BETWEEN = 0.03  # of the steps, at least, between two evaluations that nobody asked for
-STEPS_A_PHOTO = 50  # as many as lie between two of them for each photograph: one costs about one step
+STEPS_A_PHOTO = 50  # as many as lie between two of them for each photo: one costs about one step
 ROUND = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 AT_REST = 0.7  # the last step's rates over those of now, from which on their fall is not waited for
 
@@ -137,10 +137,10 @@ class PlateauWatch:
 
 
 def evaluation_interval(config: TrainConfig, num_photos: int) -> int:
-    """Return the steps between two regular evaluations of `num_photos` test photographs; 0: none.
+    """Return the steps between two regular evaluations of `num_photos` test photos; 0: none.
 
     Who stops by them needs them. Where nobody asked for a number, it follows from those of steps and
-    photographs alone, so that it is the same on every machine.
+    photos alone, so that it is the same on every machine.
     """
     if config.eval_every <= 0 and config.stop_when_flat:
         return max(1, round(config.steps * config.flat.share / config.flat.scores))
@@ -163,7 +163,7 @@ def rates_left(config: TrainConfig, step: int) -> float:
 def settled_after(config: TrainConfig, num_photos: int) -> int:
     """Return the step after which nothing but the learning rates is planned to change.
 
-    From there on photographs have their size, or are halved if ever, colors have their last degree, and no
+    From there on photos have their size, or are halved if ever, colors have their last degree, and no
     Gaussians are added or removed any more.
     """
     coarse = crops_begin(config) or full_size_from(config)

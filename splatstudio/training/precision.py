@@ -1,4 +1,4 @@
-"""In how many bits ranks tell each other of the Gaussians that their photographs show."""
+"""In how many bits ranks tell each other of the Gaussians that their photos show."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Session:
     def advance(self) -> Advance:
         """Train one step, then evaluate and save where the configuration asks for it.
 
-        What fails then (a full disk, an unreadable test photograph) is told in `Advance.problem`: each save
+        What fails then (a full disk, an unreadable test photo) is told in `Advance.problem`: each save
         that was asked for, all else once until it works again; the training goes on. A last step that cannot
         be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
         """
@@ -217,7 +217,7 @@ class Session:
         return Settled(saved, " ".join(problems) or None)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the test photographs now; the result goes to `eval/` and the metrics.
+        """Evaluate the test photos now; the result goes to `eval/` and the metrics.
 
         Raises EvaluationAbandoned when `breathe` does, and ValueError where there is no memory for it or
         nothing to compare with: nothing is written then.

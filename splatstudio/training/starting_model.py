@@ -80,7 +80,7 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
         gaussians = _fitted(gaussians, scene, config.init)
     if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
         raise ValueError(
-            f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"
+            f"{config.init} does not belong to {scene.path}: no photo's camera has any of its"
             f" {len(gaussians):,} splats before it; a file must be in the scene's own coordinates"
         )
     return with_sh_degree(gaussians, config.sh_degree)

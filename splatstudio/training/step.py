@@ -1,4 +1,4 @@
-"""What a step of a training is made of: its photographs, its plan, its loss, and what is told of it."""
+"""What a step of a training is made of: its photos, its plan, its loss, and what is told of it."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class StepStats:
     loss: float
     num_gaussians: int
     seconds: float
-    view: str  # name of the photograph
+    view: str  # name of the photo
     sh_degree: int  # highest degree in use
-    psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
+    psnr: float | None = None  # dB on this photo before the step; measured every PSNR_EVERY steps
     change: Change | None = None  # what the strategy changed; None: no rule was due
     problem: str | None = None  # a sentence on what went wrong and was survived
 
 
 class TrainingSurvey:
-    """What a strategy may ask about the photographs of a training: what each Gaussian contributes to them.
+    """What a strategy may ask about the photos of a training: what each Gaussian contributes to them.
 
-    `alive` is called before each photograph, as many of them take long.
+    `alive` is called before each photo, as many of them take long.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TrainingSurvey:
         self.alive: Callable[[], None] = lambda: None
 
     def __call__(self, step: int, num_views: int | None) -> Iterator[Tensor]:
-        """Yield what this rank's Gaussians contribute to `num_views` photographs drawn for the step.
+        """Yield what this rank's Gaussians contribute to `num_views` photos drawn for the step.
 
         None: to all.
         """
@@ -146,7 +146,7 @@ class StepLoss:
 
 @dataclass(frozen=True, eq=False)
 class DrawnStep:
-    """The step after `index` others, as far as its photographs are drawn from the queue."""
+    """The step after `index` others, as far as its photos are drawn from the queue."""
 
     index: int
     config: TrainConfig
@@ -228,7 +228,7 @@ class BegunStep:
 class Lookahead:
     """The step of a training that is begun ahead; at most one is, and it can be taken back.
 
-    Then its photographs are the queue's next ones again, and the generator is as it was. On a CPU and on
+    Then its photos are the queue's next ones again, and the generator is as it was. On a CPU and on
     several ranks no step is begun ahead.
     """
 

@@ -34,13 +34,13 @@ from splatstudio.training.memory_plan import sizes_of, splats_chosen
 
 BUDGET_MINUTES = 10.0  # for which a training is proposed
 LONG_SECONDS = 3600.0  # from which on another one is proposed in the place of what the settings say
-# Of a step: what is measured here lacks the photographs' decoding, what strategies ask, and evaluations.
+# Of a step: what is measured here lacks the photos' decoding, what strategies ask, and evaluations.
 BESIDE = 1.25
 START_SECONDS = 5.0  # of a process that loads torch and the scene
-ENOUGH_STEPS = 3000  # fewer are worse than smaller photographs
+ENOUGH_STEPS = 3000  # fewer are worse than smaller photos
 STEPS = (500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 7000, 10_000, 15_000, 20_000, 30_000)
 DIVISORS = (1, 2, 4, 8)
-MIN_PIXELS = 40_000  # of a photograph: smaller ones show too little, whatever the number of steps
+MIN_PIXELS = 40_000  # of a photo: smaller ones show too little, whatever the number of steps
 # The original rules know no limit: in eight trainings of real scenes they came to 0.6 to 8 times the limit of
 # *fast*, mostly to 1 to 3 times, and add none after this step.
 GROWTH_OF_DEFAULT, GROWS_UNTIL = 2.0, 15_000
@@ -135,7 +135,7 @@ def _splats_at(config: TrainConfig, scene: Scene) -> Iterator[tuple[int, float]]
 def plan_within(minutes: float, scene: Scene, config: TrainConfig, times: StepTimes) -> TimePlan:
     """Return the training with *fast* that gives the best picture in about so many minutes.
 
-    The largest photographs with which `ENOUGH_STEPS` fit, else the smallest that show anything, and as many
+    The largest photos with which `ENOUGH_STEPS` fit, else the smallest that show anything, and as many
     steps as fit then.
     """
     best: tuple[int, int, float] | None = None
@@ -145,7 +145,7 @@ def plan_within(minutes: float, scene: Scene, config: TrainConfig, times: StepTi
             for steps in STEPS
         ]
         fitting = [each for each in candidates if each[2] <= 60.0 * minutes] or candidates[:1]
-        if best is None or fitting[-1][1] > best[1]:  # smaller photographs must gain something
+        if best is None or fitting[-1][1] > best[1]:  # smaller photos must gain something
             best = fitting[-1]
         if best[1] >= ENOUGH_STEPS:
             break
@@ -156,7 +156,7 @@ def plan_within(minutes: float, scene: Scene, config: TrainConfig, times: StepTi
 
 
 def _divisors(scene: Scene, config: TrainConfig) -> Sequence[int]:
-    """Return by what the photographs may be divided: by no less than was asked for, and not too small."""
+    """Return by what the photos may be divided: by no less than was asked for, and not too small."""
     sizes = sizes_of(scene.resized(1))
     pixels = statistics.fmean(width * height for width, height in sizes)
     chosen = [each for each in DIVISORS if each >= config.downscale]

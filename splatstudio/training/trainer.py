@@ -1,4 +1,4 @@
-"""The training of one model: draw a photograph, render, compare, improve, and now and then grow and prune."""
+"""The training of one model: draw a photo, render, compare, improve, and now and then grow and prune."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class Trainer:
         """Initialize a model from `config.init`, else the scene's points, else at random between the cameras.
 
         `device` None: the fastest there is. Raises ValueError for a setting outside its range, a scene
-        without training photographs, or a model to start from that cannot be read or is of another scene.
+        without training photos, or a model to start from that cannot be read or is of another scene.
         """
         check(config)
         check_agreement(config)
         # The model that was chosen stays the run's: a larger one that COLMAP makes has other coordinates.
         config = replace(with_whole_paths(config, Path(scene.path)), model=scene.model)
-        _require_photographs(scene)
+        _require_photos(scene)
         generator = torch.Generator().manual_seed(config.seed)
         first = first_gaussians(scene, config, generator)
         first = first[ranks.share(len(first))]
@@ -115,7 +115,7 @@ class Trainer:
         """
         checkpoint = load_share(Path(checkpoint_dir), ranks)
         config = _config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
-        _require_photographs(scene)
+        _require_photos(scene)
         trainer, generator = cls.__new__(cls), torch.Generator()
         generator.set_state(checkpoint.rng_state)
         saved = checkpoint.population.to(fastest_device() if device is None else device)
@@ -196,7 +196,7 @@ class Trainer:
     def live_gaussians(self) -> Gaussians:
         """Return the current model to any thread; its six tensors are always of one length.
 
-        The view-dependent color of Gaussians that the last photographs did not show may be late by a few
+        The view-dependent color of Gaussians that the last photos did not show may be late by a few
         thousandths (see `SplatAdam.flush_lazy_rows`).
         """
         return self.parts.population.gaussians.detach()
@@ -207,7 +207,7 @@ class Trainer:
         return options_for_display(self.config, self.parts.corrections.sky)
 
     def camera(self, index: int) -> Camera:
-        """Return the camera of a training photograph of the scene: corrected, where poses are learned."""
+        """Return the camera of a training photo of the scene: corrected, where poses are learned."""
         return self.parts.corrections.camera(index)
 
     @property
@@ -216,10 +216,10 @@ class Trainer:
         return self.parts.corrections.poses()
 
     def train_step(self) -> StepStats:
-        """Train on the next photographs.
+        """Train on the next photos.
 
         Raises TrainingDiverged when the loss is not finite or no Gaussians are left, ValueError when a
-        photograph cannot be read.
+        photo cannot be read.
         """
         started = time.perf_counter()
         config, index, parts = self.config, self.step, self.parts
@@ -234,7 +234,7 @@ class Trainer:
                 problem = told if problem is None else f"{problem} {told}"
         if not self.num_gaussians > 0:
             raise TrainingDiverged(
-                f"all splats became transparent and were removed at step {index + 1}: the photographs and"
+                f"all splats became transparent and were removed at step {index + 1}: the photos and"
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
         self.step, self.whole = index + 1, True
@@ -269,7 +269,7 @@ class Trainer:
             if max(result.num_instances) <= gate.room and math.isfinite(result.total):
                 self._learn_from(drawn, result)
                 return _MadeStep(drawn, result)
-            # The gate was shut, and nothing has changed: the step is made again on the same photographs.
+            # The gate was shut, and nothing has changed: the step is made again on the same photos.
             self.parts.population.optimizer.uncount()
             self.lookahead.take_back()
             self.whole = True
@@ -283,19 +283,19 @@ class Trainer:
     ) -> tuple[DrawnStep, TrainStep, str | None]:
         """Return a step that all ranks can make, and a sentence on what had to be left out.
 
-        It is on the photographs of `drawn`, or on the next ones where those are None or too much for memory.
+        It is on the photos of `drawn`, or on the next ones where those are None or too much for memory.
         """
         plan, problem = plan_at(self.parts, index, config), None
         for _ in range(MOST_LEFT_OUT):
             try:
-                drawn = drawn or self._next_photographs(index, config, plan)
+                drawn = drawn or self._next_photos(index, config, plan)
                 return drawn, self._begin(drawn), problem
             except OutOfMemory as error:
                 short, drawn = error.ranks, None
-            problem = self._lower_limit(short, "the photographs of a step were left out")
+            problem = self._lower_limit(short, "the photos of a step were left out")
         raise MemoryError(f"there is no memory for a step, {MOST_LEFT_OUT} times in a row: {problem}")
 
-    def _next_photographs(self, index: int, config: TrainConfig, plan: StepPlan) -> DrawnStep:
+    def _next_photos(self, index: int, config: TrainConfig, plan: StepPlan) -> DrawnStep:
         parts = self.parts
         batch = parts.queue.next(config)
         short, parts.population.short = parts.population.short, False
@@ -350,7 +350,7 @@ class Trainer:
             population.gate = None
 
     def _learn_from(self, drawn: DrawnStep, result: StepResult) -> None:
-        """Take in the numbers of a step that is made: what its photographs cost, and where cameras move."""
+        """Take in the numbers of a step that is made: what its photos cost, and where cameras move."""
         batch, corrections = drawn.batch, self.parts.corrections
         self.parts.queue.count(batch, result.costs)
         corrections.move_cameras(batch.indices, result.poses, step=drawn.index, config=drawn.config)
@@ -399,7 +399,7 @@ class Trainer:
             upcoming=self.parts.queue.upcoming,
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
-            photographs=tuple(self.scene.photographs),
+            photos=tuple(self.scene.photos),
         )
 
     def save(self, run_dir: Path) -> Path:
@@ -410,7 +410,7 @@ class Trainer:
         return save_on_all_ranks(self.ranks, run_dir, self.checkpoint())
 
     def close(self) -> None:
-        """Stop the threads that decode photographs, and let those go that were copied ahead."""
+        """Stop the threads that decode photos, and let those go that were copied ahead."""
         self.lookahead.take_back()
         self.parts.queue.close()
         self.parts.views.close()
@@ -431,9 +431,9 @@ def _cameras_told(rounds: Sequence[Sequence[TrainView]]) -> Tensor:
     return camera_records([view.camera for one in rounds for view in one])
 
 
-def _require_photographs(scene: Scene) -> None:
+def _require_photos(scene: Scene) -> None:
     if not scene.train_indices:
-        raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
+        raise ValueError(f"{scene.path} has no photos to train on: all of them are test photos")
 
 
 def _config_to_go_on(
@@ -460,7 +460,7 @@ def _config_to_go_on(
     if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
         raise ValueError(
             f"{folder} was trained with {_split(config)}, but {scene.path} was "
-            f"loaded with {_split(scene)}: test photographs would be trained on"
+            f"loaded with {_split(scene)}: test photos would be trained on"
         )
     return config
 

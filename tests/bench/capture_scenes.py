@@ -1,6 +1,6 @@
 """Scenes as real captures are: in changing light, with cameras that are off, with people, under an open sky.
 
-All but the last are made of a scene of photographs, the last by the program that draws the demo scene.
+All but the last are made of a scene of photos, the last by the program that draws the demo scene.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from splatstudio.scene.scene import Scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 LIGHT_SEED, GAIN_SPREAD, CHANNEL_SPREAD, MOST_LIFT = 11, 0.25, 0.06, 0.04
-PASSERS_SEED, PASSER_WIDTH, PASSER_HEIGHT = 13, 0.2, 0.5  # shares of the photograph
+PASSERS_SEED, PASSER_WIDTH, PASSER_HEIGHT = 13, 0.2, 0.5  # shares of the photo
 SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 20, 192, 120, 138.0
 
 
 def in_changing_light(folder: Path, target: Path) -> Path:
-    """Write a copy of a COLMAP scene whose training photographs differ in exposure and white balance.
+    """Write a copy of a COLMAP scene whose training photos differ in exposure and white balance.
 
-    A photograph is brighter or darker by a quarter (one standard deviation), its channels apart by 6 %, and
-    its black is lifted by up to 0.04. The test photographs (every eighth) stay as they are, and the mean gain
+    A photo is brighter or darker by a quarter (one standard deviation), its channels apart by 6 %, and
+    its black is lifted by up to 0.04. The test photos (every eighth) stay as they are, and the mean gain
     is 1, so that plain PSNR tells whether the model has kept the scene's own light. The name of the folder,
     which is returned, is that of `target` and what the light depends on; one that is there is complete.
     """
@@ -58,11 +58,11 @@ def in_changing_light(folder: Path, target: Path) -> Path:
 
 
 def with_passers_by(folder: Path, target: Path, *, masked: bool) -> Path:
-    """Write a copy of a COLMAP scene in which somebody stands in each training photograph, elsewhere in each.
+    """Write a copy of a COLMAP scene in which somebody stands in each training photo, elsewhere in each.
 
-    He is a rectangle of one color, and `masked` says whether masks leave it out. The test photographs (every
+    He is a rectangle of one color, and `masked` says whether masks leave it out. The test photos (every
     eighth) stay as they are. The name of the folder, which is returned, is that of `target` and what the
-    photographs depend on; one that is there is complete.
+    photos depend on; one that is there is complete.
     """
     target = target.with_name(f"{target.name}-{PASSERS_SEED}-{PASSER_WIDTH}x{PASSER_HEIGHT}")
     if target.exists():

@@ -3,9 +3,9 @@
 `python tests/bench/captures.py --scene fox --option exposure --steps 1500 --json`; without --option all
 of them, one after the other. Scenes: fox, banana (../shared/scenes), fox-light, banana-light (in changing
 light), fox-shaken, banana-shaken (cameras off), fox-passers, banana-passers (somebody stands in each training
-photograph) and fox-masked, banana-masked (the same, and masks leave him out), sky (drawn by the demo's
-program). Each eighth photograph is held out; none of the test photographs is corrected in any way, and its
-camera stays as it was read. --judge-at also compares with the photographs at other sizes.
+photo) and fox-masked, banana-masked (the same, and masks leave him out), sky (drawn by the demo's
+program). Each eighth photo is held out; none of the test photos is corrected in any way, and its
+camera stays as it was read. --judge-at also compares with the photos at other sizes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def scene_named(name: str, downscale: int) -> Scene:
-    """Return a scene of the table, made below the temporary folder where it is not one of photographs."""
+    """Return a scene of the table, made below the temporary folder where it is not one of photos."""
     made = Path(tempfile.gettempdir()) / "splatstudio-captures"
     made.mkdir(exist_ok=True)
     if name == "sky":

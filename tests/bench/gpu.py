@@ -139,7 +139,7 @@ def adam_row(report: Report, clock: Clock, millions: float) -> None:
 def trainer_rows(report: Report, clock: Clock, millions: float, extent: Extent, peers: list[str]) -> None:
     """Time the trainer's own steps, which begin the next one before their numbers are read.
 
-    The photographs come from the disk, as in a training; the Gaussians stand at random between the cameras.
+    The photos come from the disk, as in a training; the Gaussians stand at random between the cameras.
     """
     name, size = extent.first_size
     label = f"trainer's step, {millions:g} M at random, {name}"
@@ -204,7 +204,7 @@ def viewer_rows(report: Report, clock: Clock, workload: Workload, seconds: float
 
 
 def training_rows(report: Report, clock: Clock, path: Path, config: TrainConfig, seconds: float) -> None:
-    """Train a scene for at most `seconds` and evaluate it on its test photographs."""
+    """Train a scene for at most `seconds` and evaluate it on its test photos."""
     scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
     trainer = Trainer(scene, config, device=clock.device)
     try:
@@ -220,7 +220,7 @@ def training_rows(report: Report, clock: Clock, path: Path, config: TrainConfig,
     if trainer.step < config.steps:
         steps = f"cut off at step {trainer.step} of {config.steps}"
     report.add(f"{path.name}, {steps}", taken, "s")
-    report.add(f"{path.name}, PSNR of the test photographs", scores.psnr, "dB")
+    report.add(f"{path.name}, PSNR of the test photos", scores.psnr, "dB")
     report.add(f"{path.name}, Gaussians", trainer.num_gaussians / 1e6, "M")
 
 

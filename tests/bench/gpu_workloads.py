@@ -135,7 +135,7 @@ def with_instances(workload: Workload, wanted: int) -> Workload:
 
 
 def write_capture(folder: Path, size: tuple[int, int], num_photos: int = 8) -> Path:
-    """Write photographs of noise, taken on a ring that looks inwards, as a scene with transforms.json.
+    """Write photos of noise, taken on a ring that looks inwards, as a scene with transforms.json.
 
     What is in them is of no matter to the time that a step takes.
     """
@@ -162,14 +162,14 @@ def leaves(gaussians: Gaussians) -> Gaussians:
 
 
 def noise(camera: Camera, device: torch.device) -> Tensor:
-    """Return a photograph [H, W, 3] of the camera's size."""
+    """Return a photo [H, W, 3] of the camera's size."""
     return torch.rand(
         camera.height, camera.width, 3, generator=torch.Generator(device).manual_seed(1), device=device
     )
 
 
 def training_step(workload: Workload) -> Callable[[], object]:
-    """Return a whole step of a training on one photograph, as the trainer makes it."""
+    """Return a whole step of a training on one photo, as the trainer makes it."""
     gaussians, camera = workload.gaussians, workload.camera
     target = noise(camera, gaussians.device)
     shot = TrainView(0, "noise", camera, target, None, (0.0, 0.0, 0.0))

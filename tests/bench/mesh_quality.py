@@ -1,4 +1,4 @@
-"""How near meshes come to known surfaces: photographs are made, a model is trained, and its mesh compared.
+"""How near meshes come to known surfaces: photos are made, a model is trained, and its mesh compared.
 
     python tests/bench/mesh_quality.py --presets surface default --shapes spot ball block part
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=12, help="on each of three rings")
     parser.add_argument("--pixels", type=int, default=240)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--between", action="store_true", help="look from between the photographs, too")
+    parser.add_argument("--between", action="store_true", help="look from between the photos, too")
     options = parser.parse_args()
     print("| shape | preset | F-score | Chamfer | PSNR | splats | triangles | holes | training, meshing s |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
@@ -50,11 +50,11 @@ def measured(scene: Path, run: Path, shape: Shape, preset: str, options: argpars
     start = time.perf_counter()
     trained = ss.train(scene, run_dir=run, preset=preset, steps=options.steps, seed=1)  # type: ignore[arg-type]
     trained_at = time.perf_counter()
-    photographs = ss.load_scene(scene)
-    made = mesh_of_model(trained, photographs, MeshOptions(between=options.between))
+    photos = ss.load_scene(scene)
+    made = mesh_of_model(trained, photos, MeshOptions(between=options.between))
     done = time.perf_counter()
     score, chamfer = f_score(made.mesh, shape)
-    psnr = trained.evaluate(photographs).psnr
+    psnr = trained.evaluate(photos).psnr
     numbers = f"{psnr:.2f} | {len(trained):,} | {made.mesh.num_triangles:,} | {made.report.holes}"
     return f"{score:.4f} | {chamfer:.3%} | {numbers} | {trained_at - start:.0f}, {done - trained_at:.0f}"
 

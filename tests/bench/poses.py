@@ -1,12 +1,12 @@
-"""Camera poses from photographs alone: how many are placed, how exactly, how long it takes, what it is worth.
+"""Camera poses from photos alone: how many are placed, how exactly, how long it takes, what it is worth.
 
     python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000] [--colmap 300]
 
 SCENES holds `fox/images/`, `fox-colmap/`, `raw-photos/banana/` and `raw-photos/drone/`; what is not
-there is passed over. The demo's cameras are known, so are those of the drawn rooms; photographs are copied.
+there is passed over. The demo's cameras are known, so are those of the drawn rooms; photos are copied.
 `large-` are drawn at 1600 x 1200. `made-up-` have no pictures: pycolmap's synthesize_dataset makes features
 and matches with 0.5 px of noise and a tenth of false ones, and the last stage alone is measured. `--colmap`
-gives the seconds that `colmap automatic_reconstructor` may take on the same photographs, where it is there.
+gives the seconds that `colmap automatic_reconstructor` may take on the same photos, where it is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from pose_errors import pose_errors  # noqa: E402
-from textured_rooms import WIDTH, ring, table_with_boxes, write_photographs, write_video  # noqa: E402
+from textured_rooms import WIDTH, ring, table_with_boxes, write_photos, write_video  # noqa: E402
 
 import splatstudio as ss  # noqa: E402
 from splatstudio.poses.estimate import EndRequest, _run  # noqa: E402
@@ -46,7 +46,7 @@ LARGE = 1600  # pixels of the longer side
 
 @dataclass(frozen=True)
 class Case:
-    """Photographs, what is known of their cameras, and what they are trained against."""
+    """Photos, what is known of their cameras, and what they are trained against."""
 
     source: Path
     known: dict[str, np.ndarray] | None = None
@@ -61,23 +61,23 @@ def demo(folder: Path, scenes: Path) -> Case:
 
 
 def rooms(num: int) -> Callable[[Path, Path], Case]:
-    """Return what draws `num` photographs of a room."""
+    """Return what draws `num` photos of a room."""
 
     def draw(folder: Path, scenes: Path) -> Case:
-        files = write_photographs(folder / "rooms", table_with_boxes(), ring(num))
+        files = write_photos(folder / "rooms", table_with_boxes(), ring(num))
         return Case(folder / "rooms", {f.name: c for f, c in zip(files, ring(num), strict=True)})
 
     return draw
 
 
 def large(num: int) -> Callable[[Path, Path], Case]:
-    """Return what draws `num` photographs of 1600 x 1200 of a room, from two heights."""
+    """Return what draws `num` photos of 1600 x 1200 of a room, from two heights."""
 
     def draw(folder: Path, scenes: Path) -> Case:
         low, high = num - num // 2, num // 2
         cameras = np.concatenate([ring(low), ring(high, radius=3.8, height=3.0)])
         scale = LARGE / WIDTH
-        files = write_photographs(folder / "large", table_with_boxes(), cameras, scale=scale)
+        files = write_photos(folder / "large", table_with_boxes(), cameras, scale=scale)
         return Case(folder / "large", {f.name: c for f, c in zip(files, cameras, strict=True)})
 
     return draw
@@ -132,7 +132,7 @@ print(json.dumps(poses))
 
 
 def of_debian(source: Path, folder: Path, limit: int) -> str:
-    """Return how many photographs Debian's COLMAP places within `limit` seconds, and in how many."""
+    """Return how many photos Debian's COLMAP places within `limit` seconds, and in how many."""
     (folder / "colmap").mkdir()
     command = ["colmap", "automatic_reconstructor", "--workspace_path", str(folder / "colmap")]
     command += ["--image_path", str(source), "--dense", "0", "--use_gpu", "0", "--single_camera", "1"]
@@ -158,12 +158,12 @@ def video(folder: Path, scenes: Path) -> Case:
 
 
 def fox(folder: Path, scenes: Path) -> Case:
-    """Return the fox's 50 photographs, and a COLMAP model of the same."""
+    """Return the fox's 50 photos, and a COLMAP model of the same."""
     return Case(shutil.copytree(scenes / "fox" / "images", folder / "fox"), None, scenes / "fox-colmap")
 
 
 def raw(name: str) -> Callable[[Path, Path], Case]:
-    """Return what copies photographs with their EXIF."""
+    """Return what copies photos with their EXIF."""
     return lambda folder, scenes: Case(shutil.copytree(scenes / "raw-photos" / name, folder / name))
 
 
@@ -200,7 +200,7 @@ def row(name: str, report: PoseReport, case: Case) -> str:
 
 
 def psnr(scene: Path, steps: int) -> float:
-    """Return the PSNR that a training reaches on the photographs that are held out."""
+    """Return the PSNR that a training reaches on the photos that are held out."""
     loaded = ss.load_scene(scene, downscale=4)
     return ss.train(loaded, preset="fast", steps=steps).evaluate(loaded).psnr
 
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--colmap", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
-    print("| photographs | placed | error px | rotation ° | center % | seconds (features + ...) | peak GB |")
+    print("| photos | placed | error px | rotation ° | center % | seconds (features + ...) | peak GB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     told: list[str] = []
     for name in arguments.only:

@@ -1,8 +1,8 @@
-"""Train a preset on a scene and measure the held-out photographs; prints one line of JSON.
+"""Train a preset on a scene and measure the held-out photos; prints one line of JSON.
 
 python tests/bench/quality.py --scene fox-colmap --preset fast --steps 2000 --downscale 4 --json
 
-`--scene` is a folder, or the name of one below ../shared/scenes. Every 8th photograph by name is held out, or
+`--scene` is a folder, or the name of one below ../shared/scenes. Every 8th photo by name is held out, or
 those of --test-images. Seconds are of the training alone, without reading the scene and evaluating: wall
 clock, and the CPU time of all threads. --set changes a setting beside the preset's, as --set mcmc.noise=0.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--downscale", type=int, default=4)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--test-images", default="", help="names of the photographs to hold out, by commas")
+    parser.add_argument("--test-images", default="", help="names of the photos to hold out, by commas")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -94,7 +94,7 @@ def _described(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(scene: Scene, config: TrainConfig, *, lpips: bool = False) -> dict[str, Any]:
-    """Train to the last step and return the scores of the held-out photographs, seconds and Gaussians."""
+    """Train to the last step and return the scores of the held-out photos, seconds and Gaussians."""
     trainer = Trainer(scene, config)
     wall, cpu, most = time.perf_counter(), time.process_time(), 0
     while trainer.step < config.steps:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KEPT = HERE / "quality.json"
-# Name and divisor of the photographs; the last is the bundled one, whose photographs are small.
+# Name and divisor of the photos; the last is the bundled one, whose photos are small.
 SCENES = {"banana": 4, "fox-colmap": 4, "statue": 4, "drone": 4, "assets/demo": 2}
 PRESETS = ("preview", "fast", "default", "mcmc", "quality", "surface")
 SEEDS = (42, 43, 44)

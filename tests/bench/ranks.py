@@ -2,8 +2,8 @@
 
 python tests/bench/ranks.py --scene fox-colmap banana --presets default absgrad mcmc fast --seeds 1 2
 
-Every step has --batch photographs, which the ranks share; every 8th photograph by name is held out. Beside
-one process and each of --ranks there is one process that takes the photographs of a step in two rounds. One
+Every step has --batch photos, which the ranks share; every 8th photo by name is held out. Beside
+one process and each of --ranks there is one process that takes the photos of a step in two rounds. One
 line of JSON is printed for each training, and in the end a table: PSNR, Gaussians, and whether the model is
 that of one process to the last bit, in whatever order its rows lie. --set changes a setting beside the
 preset's.
@@ -42,7 +42,7 @@ STRATEGIES = ("default", "absgrad", "mcmc", "fast")  # each with the preset of i
 
 @dataclass(frozen=True)
 class Layout:
-    """How the photographs of a step are shared."""
+    """How the photos of a step are shared."""
 
     num_ranks: int
     batch_size: int
@@ -146,7 +146,7 @@ def _hash_of(gaussians: Gaussians) -> str:
 def print_table(outcomes: Iterable[Outcome]) -> None:
     """Print a line for each training, and whether its model is that of one process."""
     alone: dict[tuple[str, str, int], Outcome] = {}
-    print("\nscene       strategy  seed  photographs       PSNR  over one  Gaussians  the same model")
+    print("\nscene       strategy  seed  photos       PSNR  over one  Gaussians  the same model")
     for outcome in outcomes:
         one = alone.setdefault((outcome.scene, outcome.strategy, outcome.seed), outcome)
         print(

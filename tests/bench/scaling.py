@@ -3,13 +3,13 @@
 python tests/bench/scaling.py --scene SCENE --init model.ply --downscale 4 --ranks 1 2 4 --steps 20
 python tests/bench/scaling.py --shown 0.3 --seconds 0.005
 
-Processes of this machine, each with one photograph a step, train together over gloo. Of each step are
-printed: the seconds, those of the processor for a photograph, the shares of the seconds in which ranks wait
+Processes of this machine, each with one photo a step, train together over gloo. Of each step are
+printed: the seconds, those of the processor for a photo, the shares of the seconds in which ranks wait
 for each other and in which they exchange rows, the megabytes that a rank sends, its short messages, the
-Gaussians that a photograph shows, and the slowest rank's own work over the mean. More ranks than cores share
+Gaussians that a photo shows, and the slowest rank's own work over the mean. More ranks than cores share
 these: then only the processor's seconds say something about scaling. From the rest, or without a scene from
 --shown, follows the model printed below (scaling_model.py): what a step on GPUs would take, from the time of
-a photograph on one, which is stated.
+a photo on one, which is stated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Measured:
     exchange_share: float
     bytes_sent: float  # by a rank
     messages: float  # short ones, of a rank
-    shown: float  # share of the Gaussians that a photograph shows
+    shown: float  # share of the Gaussians that a photo shows
     imbalance: float  # the slowest rank's own work over the mean
     num_gaussians: int
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--gaussians", type=float, default=3e6, help="of the model on paper")
-    parser.add_argument("--seconds", type=float, default=0.005, help="of a photograph on one GPU, on paper")
+    parser.add_argument("--seconds", type=float, default=0.005, help="of a photo on one GPU, on paper")
     parser.add_argument("--shown", type=float, default=0.3, help="of the Gaussians, without a scene")
     parser.add_argument("--precision", choices=list(ROW_BYTES), default="fp32", help="of several ranks")
     arguments = parser.parse_args()
@@ -91,7 +91,7 @@ def main() -> None:
     last = measured[max(measured)]
     check_bytes(max(measured), last, ROW_BYTES[arguments.precision])
     on_paper(arguments.gaussians, last.shown * arguments.gaussians, arguments.seconds)
-    print(f"Photographs that cost as unequally as here take another {1 - 1 / last.imbalance:.0%} off.")
+    print(f"Photos that cost as unequally as here take another {1 - 1 / last.imbalance:.0%} off.")
 
 
 def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Measured:
@@ -197,21 +197,21 @@ def check_bytes(num_ranks: int, measured: Measured, row: tuple[int, int]) -> Non
     shown = measured.shown * measured.num_gaussians
     counted = shown * sum(row)
     print(
-        f"\n{num_ranks} ranks: {shown:,.0f} of {measured.num_gaussians:,} Gaussians in a photograph, at "
+        f"\n{num_ranks} ranks: {shown:,.0f} of {measured.num_gaussians:,} Gaussians in a photo, at "
         f"{row[0]} + {row[1]} bytes {counted / 1e6:.2f} MB a rank, its own with them; "
         f"measured {measured.bytes_sent / 1e6:.2f} MB"
     )
 
 
 def on_paper(num_gaussians: float, shown: float, seconds: float) -> None:
-    """Print how a step would grow with the ranks, of one photograph each, on links of stated bandwidth.
+    """Print how a step would grow with the ranks, of one photo each, on links of stated bandwidth.
 
-    A photograph shows `shown` Gaussians. Of them a rank gets all but its own from others, and sends as many.
+    A photo shows `shown` Gaussians. Of them a rank gets all but its own from others, and sends as many.
     """
     print(
         f"\nOn paper: {shown:,.0f} of {num_gaussians:,.0f} Gaussians shown,"
-        f" {seconds * 1e3:.1f} ms a photograph on one\nGPU, nothing overlapped;"
-        " efficiency = photographs a second over those of one GPU times the GPUs."
+        f" {seconds * 1e3:.1f} ms a photo on one\nGPU, nothing overlapped;"
+        " efficiency = photos a second over those of one GPU times the GPUs."
     )
     for precision, row in ROW_BYTES.items():
         print(f"--precision {precision}, {row[0]} + {row[1]} bytes a Gaussian there and back:")

@@ -1,6 +1,6 @@
 """What a step would take on several GPUs, on paper: from the bytes and messages that are counted of one.
 
-A photograph on one GPU takes a stated time. On several each projects its part of the Gaussians for the
+A photo on one GPU takes a stated time. On several each projects its part of the Gaussians for the
 cameras of all, packs what each sees, sends it, composites one picture, sends the gradients back, and steps
 its part. Nothing is overlapped but what the host does ahead of its GPU.
 """
@@ -50,10 +50,10 @@ LINKS = (
 
 @dataclass(frozen=True)
 class Load:
-    """A step of one photograph a GPU."""
+    """A step of one photo a GPU."""
 
     num_gaussians: float
-    shown: float  # of them, by a photograph
+    shown: float  # of them, by a photo
     seconds: float  # that it takes on one GPU
     row_bytes: int  # of what is shown, there and back
 
@@ -67,7 +67,7 @@ def moved_more(load: Load, num: int) -> float:
 
 
 def step_seconds(load: Load, num: int, link: Link) -> float:
-    """Return the seconds of a step of `num` GPUs of a node, of one photograph each."""
+    """Return the seconds of a step of `num` GPUs of a node, of one photo each."""
     if num == 1:
         return load.seconds
     work = load.seconds + moved_more(load, num) / (link.memory * 1e9)
@@ -76,5 +76,5 @@ def step_seconds(load: Load, num: int, link: Link) -> float:
 
 
 def efficiency(load: Load, num: int, link: Link) -> float:
-    """Return the photographs a second of `num` GPUs over those of one GPU times `num`."""
+    """Return the photos a second of `num` GPUs over those of one GPU times `num`."""
     return load.seconds / step_seconds(load, num, link)

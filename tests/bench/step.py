@@ -3,7 +3,7 @@
 python tests/bench/step.py --ply model.ply --scene SCENE --downscale 1 --threads 2 --json
 
 The model (or, without --ply, the scene's points) is drawn by the scene's training cameras in turn and
-compared with their photographs, so that Adam also makes up for steps of what was out of sight; --camera N
+compared with their photos, so that Adam also makes up for steps of what was out of sight; --camera N
 keeps to one camera. Times are medians over all steps, wall clock. `one_camera_iteration_ms`, the rasterizer
 alone, pairs and size are those of camera N, by default the scene's first. `*_ns_per_pair` are
 core-nanoseconds: wall time of the rasterizer times threads, over the Gaussian-pixel pairs that were
@@ -56,7 +56,7 @@ FORWARD_FLOP, BACKWARD_FLOP = 26, 40
 COUNTING_TILE = 32  # px
 
 Clock = Callable[[], float]  # of the wall, or of the processor
-Example = tuple[Camera, Tensor, Tensor | None]  # a photograph [H, W, 3] with its camera and mask
+Example = tuple[Camera, Tensor, Tensor | None]  # a photo [H, W, 3] with its camera and mask
 
 
 def main() -> None:
@@ -117,13 +117,13 @@ def camera_numbers(scene: Scene, wanted: int | None, most: int) -> list[int]:
 
 
 def example_of(scene: Scene, number: int) -> Example:
-    """Return the scene's photograph `number`."""
+    """Return the scene's photo `number`."""
     target, mask = target_image(scene.photo(number), (0.0, 0.0, 0.0), torch.device("cpu"))
     return scene.views[number].camera, target, mask
 
 
 def at_a_megapixel(example: Example) -> Example:
-    """Return the photograph enlarged to a million pixels."""
+    """Return the photo enlarged to a million pixels."""
     camera, target, _ = example
     factor = (1e6 / (camera.width * camera.height)) ** 0.5
     larger = camera.resized(round(camera.width * factor), round(camera.height * factor))

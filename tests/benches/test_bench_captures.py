@@ -69,7 +69,7 @@ def test_weights_that_are_missing_are_told(
     assert "no weights of alex" in told and "no weights of vgg" in told and "lpips_alex" not in found
 
 
-def test_passers_by_stand_in_the_training_photographs_alone_and_masks_leave_them_out(
+def test_passers_by_stand_in_the_training_photos_alone_and_masks_leave_them_out(
     blob_folder: Path, tmp_path: Path
 ) -> None:
     own = load_scene(blob_folder)

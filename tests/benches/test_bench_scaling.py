@@ -11,7 +11,7 @@ LOAD = Load(num_gaussians=3e6, shown=0.9e6, seconds=0.005, row_bytes=88)
 
 
 @pytest.mark.parametrize("num", [2, 4, 8])
-def test_a_faster_link_smaller_rows_and_longer_photographs_scale_better(num: int) -> None:
+def test_a_faster_link_smaller_rows_and_longer_photos_scale_better(num: int) -> None:
     nvlink, pcie5, pcie4 = (efficiency(LOAD, num, link) for link in LINKS)
     assert 0.0 < pcie4 < pcie5 < nvlink < 1.0
     for easier in (replace(LOAD, row_bytes=68), replace(LOAD, shown=0.5e6), replace(LOAD, seconds=0.01)):

@@ -202,7 +202,7 @@ def ring_of_cameras(azimuths: np.ndarray, *, radius: float = 1.0, height: float 
 
 
 @pytest.mark.parametrize(("photo", "video"), [((1600, 1200), (1600, 1200)), ((3000, 4000), (1440, 1920))])
-def test_a_video_has_the_photographs_shape_and_a_size_of_use(
+def test_a_video_has_the_photos_shape_and_a_size_of_use(
     photo: tuple[int, int], video: tuple[int, int]
 ) -> None:
     cameras = [camera.resized(*photo) for camera in ring_of_cameras(np.linspace(0.0, 6.0, 20))]
@@ -213,7 +213,7 @@ def test_a_video_has_the_photographs_shape_and_a_size_of_use(
 def test_orbit_of_a_full_capture_goes_around_at_its_height() -> None:
     cameras = ring_of_cameras(np.linspace(0, 2 * math.pi, 20, endpoint=False))
     path = orbit_of(cameras, seconds=2.0)
-    assert (path.width, path.height) == (1280, 960), "a video is no stamp, whatever the photographs are"
+    assert (path.width, path.height) == (1280, 960), "a video is no stamp, whatever the photos are"
     offsets = np.stack([camera.position for camera in path.cameras()])
     assert offsets[:, 2] == pytest.approx(np.full(60, 0.4), abs=1e-6)
     azimuths = np.unwrap(np.arctan2(offsets[:, 1], offsets[:, 0]))
@@ -240,7 +240,7 @@ def test_orbit_of_a_tilted_capture_is_tilted_and_steady() -> None:
 
 
 @pytest.mark.parametrize("middle", [0.0, math.pi, 2.5])
-def test_orbit_of_a_partial_capture_stays_where_photographs_are(middle: float) -> None:
+def test_orbit_of_a_partial_capture_stays_where_photos_are(middle: float) -> None:
     cameras = ring_of_cameras(middle + np.linspace(-0.6, 0.6, 9))
     path = orbit_of(cameras)
     offsets = np.stack([camera.position for camera in path.cameras()])

@@ -120,7 +120,7 @@ def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
     assert code == 0 and "about half" not in output
     whole = json.loads((tmp_path / "scores.json").read_text())
     assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photographs, mean
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photos, mean
     for arguments in (("info", part), ("export", part, "-o", tmp_path / "half.ply")):
         code, output = command(*arguments)
         assert code == 0 and "merge with ckpt_60_rank1.pt (found beside it)? Use splatstudio merge." in output
@@ -217,7 +217,7 @@ def test_some_minutes_are_planned_for_this_machine(
 ) -> None:
     slow = StepTimes(step=0.05, pixel=0.0, splat=0.0)
     monkeypatch.setattr(train, "measured_times", lambda device: slow)
-    # All of its steps are trained: of small photographs.
+    # All of its steps are trained: of small photos.
     some_minutes = ("--run", tmp_path / "run", "--minutes", "0.8", "--sh-degree", "0")
     code, output = command("train", blob_folder, *some_minutes)
     assert code == 0 and "Takes about a minute: fast, full size, 500 steps." in output
@@ -260,7 +260,7 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
 def test_a_checkpoint_alone_knows_its_scene(run_dir: Path, tmp_path: Path, command: CommandLine) -> None:
     shutil.copytree(run_dir / "ckpts" / "step_00000060", tmp_path / "copy")
     code, output = command("eval", tmp_path / "copy")
-    assert code == 0 and "3 test photographs" in output
+    assert code == 0 and "3 test photos" in output
 
 
 def test_info_tells_scene_run_and_model_apart(run_dir: Path, command: CommandLine) -> None:
@@ -373,8 +373,8 @@ def test_who_reads_only_the_beginning_gets_no_error() -> None:
 
 def test_missing_weights_are_told_once() -> None:
     missing = [f"LPIPS ({name}){NOT_FOUND}, put them there" for name in ("AlexNet", "VGG16")]
-    told = short_notes([missing[0], "a photograph is black", missing[1]])
-    assert told[0] == "a photograph is black" and len(told) == 2 and "--fetch-lpips" in told[1]
+    told = short_notes([missing[0], "a photo is black", missing[1]])
+    assert told[0] == "a photo is black" and len(told) == 2 and "--fetch-lpips" in told[1]
     assert short_notes(["LPIPS (VGG16): vgg.pth is damaged"]) == ["LPIPS (VGG16): vgg.pth is damaged"]
 
 

@@ -111,7 +111,7 @@ def test_info_tells_of_scenes_models_and_runs(
     scene, run, runs = info(DEMO), info(folder), info(folder.parent)
     model = info(folder / "ckpts" / "step_00000040")
     assert [each[kind] for each in (scene, model, run, runs)] == ["scene", "model", "run", "runs"]
-    assert (scene["photographs"], scene["train"] + scene["test"]) == (48, 48)
+    assert (scene["photos"], scene["train"] + scene["test"]) == (48, 48)
     assert scene["sizes_in_files"][0][2] == 48 and scene["radius"] != round(scene["radius"], 4)
     assert set(scene) - {kind} == told["a scene"]
     assert model["splats"] == run["model"]["splats"] == trained[1]["splats"]

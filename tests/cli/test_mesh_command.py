@@ -31,7 +31,7 @@ def test_a_mesh_is_written_with_a_table_and_a_report(run: Path, tmp_path: Path, 
     output = tmp_path / "model.obj"
     code, told = command("mesh", run, "-o", output, "--resolution", 48)
     report = json.loads((tmp_path / "model.obj.report.json").read_text())
-    assert code == 0 and f"{report['triangles']:,}" in told and "Seen by 3 photographs" in told
+    assert code == 0 and f"{report['triangles']:,}" in told and "Seen by 3 photos" in told
     assert output.read_text().count("\nf ") == report["triangles"]
     code, told = command("mesh", run, "-o", output)
     assert code == 2 and "is there already" in told
@@ -69,7 +69,7 @@ def test_the_ranks_of_a_launcher_make_one_mesh(run: Path, tmp_path: Path) -> Non
     ranks = [start_program(*words, env=launched(rank, port)) for rank in (0, 1)]
     told = [rank.communicate(timeout=120.0)[0] for rank in ranks]
     assert [rank.wait() for rank in ranks] == [0, 0]
-    assert "Seen by 3 photographs" in told[0] and "Written to" not in told[1]
+    assert "Seen by 3 photos" in told[0] and "Written to" not in told[1]
     assert output.exists() and (tmp_path / "model.glb.report.json").exists()
 
 

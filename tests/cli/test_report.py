@@ -37,7 +37,7 @@ TOKEN = "5Tybm6yLf1qa4QKWy--NuCXVJ4-G5UkH"
         (f"open at http://127.0.0.1:8080/?token={TOKEN}", "open at <address>"),
         ("dialed 192.168.7.21:29500, then [fe80::1:2:3]", "dialed <address>, then <address>"),
         (f"the token {TOKEN} is wrong", "the token <secret> is wrong"),
-        ("step 30 of 100, 4.1 it/s, photographs at 1/4", "step 30 of 100, 4.1 it/s, photographs at 1/4"),
+        ("step 30 of 100, 4.1 it/s, photos at 1/4", "step 30 of 100, 4.1 it/s, photos at 1/4"),
         ("CUDA error: an illegal memory access was encountered", None),
         ("2026-11-23 20:19:28,742 worker started (PID 7511)", None),
         ("RuntimeError: project_fwd failed on cuda:0; was given float32 [30, 3]", None),

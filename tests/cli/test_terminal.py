@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_told_with_what_to_do(
     assert stop.value.code == 2 and sentence in capsys.readouterr().err
 
 
-def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_in_a_file_have_a_line_for_each_photo(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["a" * 300 + ".jpg", "[b] b.jpg"]
     scores = tuple(ImageScore(name, psnr, 0.5) for name, psnr in zip(names, (20.0, 30.0), strict=True))
     terminal.print_scores(Evaluation(25.0, 0.5, 7, scores, 0.1))

@@ -1,4 +1,4 @@
-"""Photographs with alpha beside a sky that is learned: where they are transparent they tell nothing of it."""
+"""Photos with alpha beside a sky that is learned: where they are transparent they tell nothing of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BRIGHT = Sky(((0.9, 1.1, 1.3),))  # 0.75 to 0.87
 
 @pytest.fixture(scope="module")
 def half_cut_out(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """The blobs before a bright sky, of which the left half of each photograph is transparent (and black)."""
+    """The blobs before a bright sky, of which the left half of each photo is transparent (and black)."""
     folder = tmp_path_factory.mktemp("cut") / "scene"
     shutil.copytree(blob_folder, folder)
     files = sorted((folder / "images").iterdir())
@@ -93,7 +93,7 @@ def test_nothing_transparent_moves_anything(half_cut_out: Scene, truth: TrainCon
     trainer.close()
 
 
-def test_a_photograph_is_compared_before_the_sky(blob_scene: Scene) -> None:
+def test_a_photo_is_compared_before_the_sky(blob_scene: Scene) -> None:
     camera = blob_scene.cameras[0]
     size = (camera.height, camera.width)
     alpha = np.zeros(size, np.uint8)
@@ -107,7 +107,7 @@ def test_a_photograph_is_compared_before_the_sky(blob_scene: Scene) -> None:
     np.testing.assert_allclose(plain[20, 20], [1.0, 0.0, 0.0], atol=1e-6)
 
 
-def test_the_shown_error_follows_the_sky_where_a_photograph_is_transparent(half_cut_out: Scene) -> None:
+def test_the_shown_error_follows_the_sky_where_a_photo_is_transparent(half_cut_out: Scene) -> None:
     painter, wanted = Painter(), ViewOptions(mode="error", photo=3)
     camera, gaussians = half_cut_out.cameras[3], blobs()
 

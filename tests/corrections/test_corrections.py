@@ -55,7 +55,7 @@ def test_psnr(trainer: Trainer, scene: Scene) -> float:
 test_psnr.__test__ = False  # type: ignore[attr-defined] - a measure
 
 
-# Of each photograph and channel; the test photographs, the first and the last, are in the mean light.
+# Of each photo and channel; the test photos, the first and the last, are in the mean light.
 GAINS = np.random.default_rng(4).uniform(0.55, 1.0, (9, 3))
 GAINS[[0, 8]] = GAINS[1:8].mean(axis=0)
 
@@ -95,7 +95,7 @@ def test_an_exposure_is_found_and_their_mean_stays_none(uneven: Scene, from_the_
     np.testing.assert_allclose(found.mean(axis=0), 1.0, atol=0.02)
 
 
-def test_a_photograph_without_a_correction_is_shown_as_it_is() -> None:
+def test_a_photo_without_a_correction_is_shown_as_it_is() -> None:
     rgb = torch.rand(6, 7, 3)
     assert torch.allclose(corrected_affinely(rgb, torch.zeros(3, 4)), rgb, atol=1e-7)
     assert torch.equal(corrected_by_grid(rgb, torch.zeros(12, 2, 3, 3)), rgb)
@@ -273,16 +273,16 @@ def test_damage_of_the_corrections_is_found(uneven: Scene, tmp_path: Path) -> No
         load_checkpoint(folder)
 
 
-def test_other_photographs_start_without_corrections(uneven: Scene, tmp_path: Path) -> None:
+def test_other_photos_start_without_corrections(uneven: Scene, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, trained(uneven, ALL_ON, 20).checkpoint())
     views = list(uneven.views)
     views[3] = replace(views[3], name="view_03b.png")
     resumed = Trainer.resume(replace(uneven, views=tuple(views)), folder)
     resumed.close()
     saved = resumed.checkpoint().corrections
-    assert saved is not None and saved.photographs[2] == "view_03b.png"
+    assert saved is not None and saved.photos[2] == "view_03b.png"
     learned = saved.tensors["exposure.values"].flatten(1).any(dim=1)
-    assert learned.tolist() == [index != 2 for index in range(len(saved.photographs))]
+    assert learned.tolist() == [index != 2 for index in range(len(saved.photos))]
 
 
 def test_an_exported_file_is_told_to_have_no_sky_and_a_page_has_its_mean(

@@ -43,7 +43,7 @@ print("use:", AS_FOUND.use_of(AS_FOUND.chosen()).text)
 
 # Operators without a kernel for GPUs or for CPUs, and why.
 CPU_ALONE = {
-    "area_means": "photographs are made smaller before they are sent to a GPU",
+    "area_means": "photos are made smaller before they are sent to a GPU",
 }
 SELF_COUNTING = "the CPU knows how many intersections there are before it makes room for them"
 CUDA_ALONE = {

@@ -1,4 +1,4 @@
-"""What is learned beside the Gaussians, and from several photographs, keeps no step on one GPU waiting."""
+"""What is learned beside the Gaussians, and from several photos, keeps no step on one GPU waiting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_step_waits_for_the_device(
             ahead += one.lookahead.begun is not None
         assert watch.waits == [] and native.num_waits() == waits
     assert stats.psnr is not None
-    # Of 8 photographs in an epoch the last, and one that comes again, may move the camera of the next.
+    # Of 8 photos in an epoch the last, and one that comes again, may move the camera of the next.
     assert ahead >= (1 if option == "everything" else 5 if option == "poses" else 7)
 
 
@@ -103,7 +103,7 @@ def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learned(
         before, loss_of, asked = all_of(one), StepLoss.__call__, iter(range(100))
 
         def no_number(*args: Any) -> Tensor:
-            # Of the four photographs the third.
+            # Of the four photos the third.
             return loss_of(*args) * (float("nan") if next(asked) % 4 == 2 else 1.0)
 
         monkeypatch.setattr(StepLoss, "__call__", no_number)

@@ -22,7 +22,7 @@ EACH = range(NUM_EXCHANGES + 1)
 
 @pytest.mark.parametrize("nth", EACH)
 def test_a_sentence_of_one_rank_is_raised_by_all_wherever_they_are(pool: RankPool, nth: int) -> None:
-    sentence = f"photographs/\udcff.png cannot be read, {nth}"  # a name that is no text
+    sentence = f"photos/\udcff.png cannot be read, {nth}"  # a name that is no text
     told = Ending("FailedTogether", sentence, 1, 3)
     assert pool.run(3, fail_at, {1: (nth, sentence)}) == [told] * 3
 
@@ -58,7 +58,7 @@ def test_ranks_tell_in_one_message_how_their_work_went_and_what_came_of_it(pool:
     told = [((0, 2), []), ((1, 2), [1.1]), ((2, 2), [2.1])]
     assert pool.run(3, tell_unless, {}) == [(rank, told) for rank in range(3)]
     assert pool.run(3, tell_unless, {0: "memory", 2: "memory"}) == [(0, 2)] * 3
-    assert pool.run(3, tell_unless, {0: "memory", 2: "a photograph"}) == ["a photograph"] * 3
+    assert pool.run(3, tell_unless, {0: "memory", 2: "a photo"}) == ["a photo"] * 3
     assert pool.run(1, tell_unless, {}) == [(0, told[:1])]
     assert pool.run(1, tell_unless, {0: "memory"}) == [(0,)]
 
@@ -68,13 +68,13 @@ def test_one_process_raises_its_own_error(pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize(("num_ranks", "failing"), [(1, 0), (2, 0), (2, 1)])
-def test_an_unreadable_photograph_in_a_change_leaves_all_ranks_as_they_were(
+def test_an_unreadable_photo_in_a_change_leaves_all_ranks_as_they_were(
     pool: RankPool, blob_folder: Path, num_ranks: int, failing: int
 ) -> None:
     told = pool.run(num_ranks, grow_unread, blob_folder, {**COMMON, **FAST}, failing)
     for kind, named, unchanged, num_changed, whole in told:
         assert kind == ("ValueError" if num_ranks == 1 else "FailedTogether") and named and unchanged
-        assert num_changed > 0, "with the photograph the same change is made"
+        assert num_changed > 0, "with the photo the same change is made"
         assert not whole, "of the step a part is missing: it is not saved"
 
 

@@ -20,7 +20,7 @@ from shortage_tasks import (
     copy_twice,
     descend_short,
     look_twice,
-    train_short_of_photographs,
+    train_short_of_photos,
 )
 from strategy_settings import COMMON, FAST, MCMC
 from worker_watcher import MANY, Launch
@@ -56,7 +56,7 @@ def test_a_rank_sees_its_share_of_the_machine_alone() -> None:
 
 
 def half_blind(job: Job, desk: WorkerContext) -> Activity:
-    """Return what a rank does, of which rank 1 cannot read its photograph in the sixth step."""
+    """Return what a rank does, of which rank 1 cannot read its photo in the sixth step."""
     if desk.rank == 1:
         calls, read = [0], PhotoQueue.photo
 
@@ -70,7 +70,7 @@ def half_blind(job: Job, desk: WorkerContext) -> Activity:
     return activity_of(job, desk)
 
 
-def test_all_ranks_save_what_they_have_when_one_cannot_read_a_photograph(
+def test_all_ranks_save_what_they_have_when_one_cannot_read_a_photo(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     job = TrainJob(blob_folder, tmp_path / "run", replace(MANY, steps=50))
@@ -115,10 +115,8 @@ def test_all_ranks_leave_a_step_out_wherever_one_has_no_memory_in_it(
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_photographs_without_memory_are_left_out_by_all(
-    pool: RankPool, blob_folder: Path, num_ranks: int
-) -> None:
-    hit = pool.run(num_ranks, train_short_of_photographs, Plan(blob_folder, SETTINGS, 8), num_ranks - 1)
+def test_photos_without_memory_are_left_out_by_all(pool: RankPool, blob_folder: Path, num_ranks: int) -> None:
+    hit = pool.run(num_ranks, train_short_of_photos, Plan(blob_folder, SETTINGS, 8), num_ranks - 1)
     spared = pool.run(num_ranks, train, Plan(blob_folder, SETTINGS, 8, drop_before=4))
     for ours, theirs in zip(hit, spared, strict=True):
         assert ours.losses == theirs.losses and len(ours.problems) == 1
@@ -171,7 +169,7 @@ def test_a_training_is_the_same_on_any_number_of_ranks(
         assert parts[0].losses == one.losses and parts[0].psnr == pytest.approx(one.psnr, abs=1e-9)
 
 
-def test_what_few_photographs_show_goes_on_all_ranks_alike(pool: RankPool, blob_folder: Path) -> None:
+def test_what_few_photos_show_goes_on_all_ranks_alike(pool: RankPool, blob_folder: Path) -> None:
     settings = {"sh_degree": 0, "densify.enabled": False, "init_scale": 0.2}
     settings |= {"shapes.min_views": 5, "shapes.min_views_every": 4}
     one = pool.run(1, train, Plan(blob_folder, {**settings, "batch_size": 2}, 6))[0]

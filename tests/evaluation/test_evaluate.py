@@ -38,11 +38,11 @@ from splatstudio.scene.scene import Scene
 
 @pytest.fixture(scope="module")
 def truth(blob_scene: Scene) -> Gaussians:
-    """The Gaussians that the photographs show, in the scene's frame."""
+    """The Gaussians that the photos show, in the scene's frame."""
     return transformed(blobs(), blob_scene.transform)
 
 
-def test_the_true_model_shows_the_test_photographs_up_to_their_rounding(
+def test_the_true_model_shows_the_test_photos_up_to_their_rounding(
     truth: Gaussians, blob_scene: Scene
 ) -> None:
     evaluation = evaluate(truth, blob_scene)
@@ -94,7 +94,7 @@ def test_what_a_mask_hides_does_not_count(truth: Gaussians, blob_folder: Path, t
     assert [score.name for score in masked.images] == ["view_01.png"]  # the other is hidden altogether
 
 
-def test_a_photograph_with_alpha_is_put_over_the_background() -> None:
+def test_a_photo_with_alpha_is_put_over_the_background() -> None:
     rgb = np.full((2, 2, 3), 200, np.uint8)
     alpha = np.array([[0, 255], [51, 102]], np.uint8)
     target, mask = target_image(Photo(rgb, alpha=alpha), (1.0, 0.0, 0.5), torch.device("cpu"))
@@ -110,8 +110,8 @@ def test_a_background_shows_where_nothing_is(truth: Gaussians, blob_scene: Scene
     assert white.psnr < black.psnr - 20
 
 
-def test_without_test_photographs_it_says_so(truth: Gaussians, blob_folder: Path) -> None:
-    with pytest.raises(ValueError, match="has no test photographs to compare with"):
+def test_without_test_photos_it_says_so(truth: Gaussians, blob_folder: Path) -> None:
+    with pytest.raises(ValueError, match="has no test photos to compare with"):
         evaluate(truth, load_scene(blob_folder, test_every=0))
 
 
@@ -122,7 +122,7 @@ def test_the_file_has_the_promised_keys(truth: Gaussians, blob_scene: Scene, tmp
     values = json.loads(path.read_text())
     keys = {"step", "psnr", "ssim", "num_gaussians", "images", "seconds_per_image", "notes", "definitions"}
     assert set(values) == keys
-    assert set(values["definitions"]) == {"psnr", "ssim", "mean", "seconds_per_image", "test_photographs"}
+    assert set(values["definitions"]) == {"psnr", "ssim", "mean", "seconds_per_image", "test_photos"}
     assert values["images"][0] == {
         "name": "view_01.png",
         "psnr": evaluation.images[0].psnr,

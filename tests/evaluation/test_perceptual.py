@@ -63,7 +63,7 @@ def test_ms_ssim_is_that_of_the_paper(photo: Tensor, amount: float) -> None:
     assert ms_ssim(image, photo) == pytest.approx(by_hand(image, photo), abs=1e-5)
 
 
-def test_what_equals_the_photograph_is_perfect(photo: Tensor) -> None:
+def test_what_equals_the_photo_is_perfect(photo: Tensor) -> None:
     assert ms_ssim(photo, photo) == pytest.approx(1.0, abs=1e-6)
     assert flip_error(photo, photo) == pytest.approx(0.0, abs=1e-6)
 

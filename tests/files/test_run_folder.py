@@ -18,7 +18,7 @@ from splatstudio.settings.config import TrainConfig
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with two checkpoints and a render, beside the photographs of its scene."""
+    """A run with two checkpoints and a render, beside the photos of its scene."""
     photo = tmp_path / "scene" / "images" / "1.jpg"
     photo.parent.mkdir(parents=True)
     photo.write_bytes(b"photo")
@@ -49,7 +49,7 @@ def test_what_a_run_holds_is_counted_without_following_links(run: Path, tmp_path
             run_content(other)
 
 
-def test_a_run_goes_and_its_photographs_and_what_links_lead_to_stay(run: Path, tmp_path: Path) -> None:
+def test_a_run_goes_and_its_photos_and_what_links_lead_to_stay(run: Path, tmp_path: Path) -> None:
     (run / "exports").symlink_to(tmp_path / "scene")
     (run / "renders" / "b.png").symlink_to(tmp_path / "scene" / "images" / "1.jpg")
     other = Run.create(tmp_path / "runs" / "two", tmp_path / "scene", TrainConfig()).path

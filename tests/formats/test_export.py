@@ -127,7 +127,7 @@ def test_the_size_is_told_before_a_file_is_written(tmp_path: Path, command: Comm
     assert code == 2 and said[0] in printed and "cannot be written" in printed
 
 
-def test_a_photograph_of_each_format_looks_the_same(tmp_path: Path) -> None:
+def test_a_photo_of_each_format_looks_the_same(tmp_path: Path) -> None:
     """A real model, from one of its scene's cameras: axes, sizes, colors and their order, all at once."""
     if not (PLY.exists() and BANANA.exists()):
         pytest.skip("the shared model and its scene are not at hand")

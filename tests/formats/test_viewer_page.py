@@ -135,7 +135,7 @@ def test_the_command_writes_a_page(tmp_path: Path, command: CommandLine) -> None
     assert "GaussianSplatsMessage" in recorded(tmp_path / "a.html")
 
 
-def test_a_page_begins_where_the_first_photograph_was_taken(tmp_path: Path) -> None:
+def test_a_page_begins_where_the_first_photo_was_taken(tmp_path: Path) -> None:
     if not BANANA.exists():
         pytest.skip("the shared scene is not at hand")
     write_ply(tmp_path / "a.ply", model(50))

@@ -137,7 +137,7 @@ def test_closing_the_page_leaves_the_training(training: Remote, studio: Attached
     assert orders.empty(), "not even an order to save"
 
 
-def test_a_run_that_has_written_nothing_yet_shows_its_photographs(blob_folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_written_nothing_yet_shows_its_photos(blob_folder: Path, tmp_path: Path) -> None:
     config = json.dumps(to_json(TrainConfig()))
     card = RunCard(blob_folder, tmp_path / "run", config, 1)
     assert project_of(card).scene is not None, "it has no folder yet"

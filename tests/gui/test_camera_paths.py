@@ -145,7 +145,7 @@ def test_names_of_files_are_plain() -> None:
     assert plain_name("…") == "path" and len(plain_name("a" * 999)) == 60
 
 
-def test_a_path_through_the_photographs_is_even(blob_scene: Scene) -> None:
+def test_a_path_through_the_photos_is_even(blob_scene: Scene) -> None:
     path = through(blob_scene.cameras, seconds=5.0)
     assert len(path.keyframes) == 9 and path.duration == pytest.approx(5.0) and not path.loop
     for key, camera in zip(path.keyframes, blob_scene.cameras, strict=True):

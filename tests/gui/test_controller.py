@@ -164,7 +164,7 @@ def test_scores_of_the_own_run_are_told_to_the_page_and_no_others(
     controller.take_scores(damaged)
     assert controller.status.test_psnr is None and not heard
     controller.take_scores(write_evaluation(run_dir, 20, scores(25.0)))
-    assert heard == [Evaluated(20, 25.0, 0.5, 1, run_dir / "eval")], "the photographs' errors come from there"
+    assert heard == [Evaluated(20, 25.0, 0.5, 1, run_dir / "eval")], "the photos' errors come from there"
     assert "25.00 dB" in header_html("demo", controller.status, 1)
     controller.take_scores(write_evaluation(run_dir, 20, scores(26.0)))
     assert controller.status.test_psnr == 26.0, "the same step once more"

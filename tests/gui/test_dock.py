@@ -140,7 +140,7 @@ def test_a_file_name_cannot_inject_html(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(blob_scene: Scene) -> Scene:
-    """Return the scene as if its photographs had 1600 x 1200 pixels."""
+    """Return the scene as if its photos had 1600 x 1200 pixels."""
     views = tuple(replace(view, camera=view.camera.resized(1600, 1200)) for view in blob_scene.views)
     return replace(blob_scene, views=views)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from studio_page import TIMEOUT
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.cli import start
 from splatstudio.gui.estimation import EstimationPage, in_frame_of_scene
@@ -27,9 +27,9 @@ ANY_PORT = Listen(port=0)
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs whose poses are not known."""
+    """Photos whose poses are not known."""
     folder = tmp_path_factory.mktemp("estimation") / "photos"
-    write_photographs(folder, table_with_boxes(), ring(8, share=0.35))
+    write_photos(folder, table_with_boxes(), ring(8, share=0.35))
     return folder
 
 
@@ -50,7 +50,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def watched(photos: Path, tmp_path: Path) -> tuple[Path, list[GrowingModel]]:
-    """Return all snapshots that were to be seen while the poses of a copy of the photographs were found."""
+    """Return all snapshots that were to be seen while the poses of a copy of the photos were found."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in photos.iterdir():
@@ -134,11 +134,11 @@ def test_the_page_is_between_start_page_and_studio_at_one_address(
     assert page.handed_over and (studio.port, studio.token) == (page.port, page.token)
 
 
-def test_the_studio_opens_with_the_photographs_so_far_and_the_mapping_goes_on(
+def test_the_studio_opens_with_the_photos_so_far_and_the_mapping_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    write_photographs(tmp_path / "room", table_with_boxes(), ring(16, share=0.6))
+    write_photos(tmp_path / "room", table_with_boxes(), ring(16, share=0.6))
     followed: list[BackgroundEstimation] = []
 
     class HastyPage(EstimationPage):
@@ -157,10 +157,10 @@ def test_the_studio_opens_with_the_photographs_so_far_and_the_mapping_goes_on(
     assert estimation.wait(TIMEOUT) and estimation.report is not None and len(estimation.report.posed) == 16
 
 
-def test_photographs_that_give_no_poses_lead_back_to_the_terminal(
+def test_photos_that_give_no_poses_lead_back_to_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    write_photographs(tmp_path / "two", table_with_boxes(), ring(20)[:2])
-    with pytest.raises(ValueError, match="2 photographs that can be used"):
+    write_photos(tmp_path / "two", table_with_boxes(), ring(20)[:2])
+    with pytest.raises(ValueError, match="2 photos that can be used"):
         start.studio_of_choice(ANY_PORT, browser=False, train=False, chosen=tmp_path / "two")

@@ -33,7 +33,7 @@ EVAL_STEPS = (10, 20, 30)
 
 
 def rows_of(num: int, elapsed: np.ndarray, first: int = 10) -> list[dict]:
-    """Return lines of metrics.jsonl whose single photographs differ by 6 dB, and a test score beside each."""
+    """Return lines of metrics.jsonl whose single photos differ by 6 dB, and a test score beside each."""
     swing = np.where(np.arange(num) % 2, 3.0, -3.0)
     return [
         {
@@ -54,7 +54,7 @@ def test_curves_of_an_opened_run_are_smoothed_as_while_it_was_trained() -> None:
     history.load(rows_of(100, np.cumsum(np.where(np.arange(100) % 2, 0.2, 1.8))))
     for curve, middle, swing in ((history.train_psnr, 25.0, 3.0), (history.loss, 0.1, 0.03)):
         late = curve.arrays()[1][40:]
-        assert np.abs(late - middle).max() < 0.15 * swing, "single photographs are not drawn as they are"
+        assert np.abs(late - middle).max() < 0.15 * swing, "single photos are not drawn as they are"
     assert np.ptp(history.test_psnr.arrays()[1]) == 6.0, "test scores are what they are"
     assert history.num_gaussians.arrays()[1].tolist() == list(range(100, 200))
     assert np.abs(history.rate.arrays()[1][10:] - 10.0).max() < 2.0, (
@@ -203,7 +203,7 @@ def test_a_pause_is_no_time_of_the_training(
     assert history.rate.arrays()[1].tolist() == [2.0, 2.0]
 
 
-def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
+def test_the_curve_of_the_test_photos_has_a_point_for_each_evaluation(
     blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: viser.ViserServer
 ) -> None:
     monkeypatch.chdir(tmp_path)

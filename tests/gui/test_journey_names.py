@@ -95,7 +95,7 @@ def look_at_all_tabs(screen: Screen, names: list[str], title: str) -> None:
     row(screen, "Step 3 · ").click()
     screen.seen("Evaluate").click()
     tested = names[0]  # every eighth by name
-    screen.wait(row(screen, f"{tested} · ").is_visible, "the photograph's name is drawn as it is written")
+    screen.wait(row(screen, f"{tested} · ").is_visible, "the photo's name is drawn as it is written")
     nothing_ran(page)
     row(screen, f"{tested} · ").click()
     screen.tab("View")

@@ -1,4 +1,4 @@
-"""Photographs in a real browser: cameras appear while their poses are found."""
+"""Photos in a real browser: cameras appear while their poses are found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from estimations import kept_so_far
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
-from textured_rooms import FOCAL, HEIGHT, WIDTH, ring, table_with_boxes, write_photographs
+from textured_rooms import FOCAL, HEIGHT, WIDTH, ring, table_with_boxes, write_photos
 
 from splatstudio.cli import start
 from splatstudio.gui.app import Studio
@@ -31,7 +31,7 @@ pytestmark = PAGE_TEST
 
 
 def growing(folder: Path, num: int) -> Any:
-    """Return an estimation that has found the poses of `num` photographs, and goes on."""
+    """Return an estimation that has found the poses of `num` photos, and goes on."""
     random = np.random.default_rng(0)
     half_sizes = np.tile([WIDTH / 2 / FOCAL, HEIGHT / 2 / FOCAL], (num, 1))
     points = random.uniform(-1, 1, (2000, 3)).astype(np.float32)
@@ -102,7 +102,7 @@ def test_training_begins_with_the_photos_so_far_and_the_others_join(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     photos = tmp_path / "photos"
-    write_photographs(photos, table_with_boxes(), ring(12, share=0.5))
+    write_photos(photos, table_with_boxes(), ring(12, share=0.5))
     (photos / "notes.png").write_bytes(b"no picture")
     estimation, so_far, _ = kept_so_far(photos)
     process = estimation._stop._process

@@ -81,9 +81,7 @@ def make_paths_ready_made(screen: Screen) -> None:
         screen.seen(button).click()
         screen.wait(lambda name=name: screen.draft.name == name, f"{button} makes a path")
         assert num_keyframes(screen) >= 4
-        assert max(screen.draft.path.width, screen.draft.path.height) == 1280, (
-            "small photographs, a whole video"
-        )
+        assert max(screen.draft.path.width, screen.draft.path.height) == 1280, "small photos, a whole video"
     assert screen.draft.path.duration > 0
     told = screen.page.get_by_text("The video has another size", exact=True)
     assert told.count() == 1, "it is said, once: the others have the same"

@@ -65,7 +65,7 @@ def open_and_export(screen: Screen, run: Path) -> None:
 
 
 def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
-    """Merge and evaluate a checkpoint of two ranks, and stand in the camera of its worst photograph."""
+    """Merge and evaluate a checkpoint of two ranks, and stand in the camera of its worst photo."""
     row(screen, "Step 20 · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "its files are named")
     step = screen.step
@@ -88,7 +88,7 @@ def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
     merged = run / "exports" / "blobs-20-merged.ply"
     assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
     screen.close_notices()
-    # The worst photograph: a click stands in its camera and compares.
+    # The worst photo: a click stands in its camera and compares.
     worst = json.loads(scores.read_text())["images"]
     name = min(worst, key=lambda image: image["psnr"])["name"]
     row(screen, f"{name} · ").click()
@@ -200,7 +200,7 @@ def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
     screen.wait(merged.exists, "it is merged")
     whole = torch.load(merged, weights_only=True)["splats"]
     assert len(whole["means"]) == 60
-    # The Gaussians are those of the photographs themselves, in the coordinates of the scene's files.
+    # The Gaussians are those of the photos themselves, in the coordinates of the scene's files.
     screen.wait(lambda: "PSNR" in screen.text("scores"), "the scores are shown")
     shown = float(screen.text("scores").partition("PSNR")[2].split()[0])
     assert shown > 50.0

@@ -60,9 +60,9 @@ def test_from_the_settings_through_two_trainings_to_the_merged_file(
     screen = open_page(scene, config, width=1280, height=900)
     every_button_is_pressed_in_a_journey(screen)
     undo_what_was_typed(screen)
-    turn_the_pages_of_the_photographs(screen)
+    turn_the_pages_of_the_photos(screen)
     go_from_photo_to_photo(screen)
-    press_photographs_by_keys(screen)
+    press_photos_by_keys(screen)
     run = train_what_was_chosen(screen, tmp_path / "runs" / "ring")
     second = train_on_and_start_over(screen, run)
     evaluate_and_cancel(screen, second)
@@ -108,8 +108,8 @@ def undo_what_was_typed(screen: Screen) -> None:
     screen.page.get_by_text("Live settings").click()
 
 
-def turn_the_pages_of_the_photographs(screen: Screen) -> None:
-    """Turn the pages of the list of photographs."""
+def turn_the_pages_of_the_photos(screen: Screen) -> None:
+    """Turn the pages of the list of photos."""
     screen.tab("View")
     first = [f"view_{i:02d}.png" for i in range(1, 10)]
     screen.wait(lambda: tiles(screen) == first, "the first nine")
@@ -124,7 +124,7 @@ def turn_the_pages_of_the_photographs(screen: Screen) -> None:
 
 
 def go_from_photo_to_photo(screen: Screen) -> None:
-    """Go from photograph to photograph and back to the first view."""
+    """Go from photo to photo and back to the first view."""
     screen.tab("View")
     screen.settle()
     start = screen.viewpoint.position
@@ -291,7 +291,7 @@ def merge_the_files_of_two_ranks(screen: Screen, run: Path) -> None:
     screen.close_notices()
 
 
-# Returns the photograph that has the keyboard once its list was not drawn anew for a while.
+# Returns the photo that has the keyboard once its list was not drawn anew for a while.
 HELD_AT_REST = """() => new Promise(done => {
   let last = null, since = 0;
   const next = () => {
@@ -303,8 +303,8 @@ HELD_AT_REST = """() => new Promise(done => {
 })"""
 
 
-def press_photographs_by_keys(screen: Screen) -> None:
-    """Choose photographs by the keyboard, which stays in their list."""
+def press_photos_by_keys(screen: Screen) -> None:
+    """Choose photos by the keyboard, which stays in their list."""
     page, held = screen.page, "() => document.activeElement.dataset?.photo ?? ''"
     assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
     page.locator("[data-photo]").first.focus()

@@ -1,4 +1,4 @@
-"""The View tab in a real browser: comparison with the photograph, the list of photographs, modes; dots."""
+"""The View tab in a real browser: comparison with the photo, the list of photos, modes; dots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def press(screen: Screen, key: str) -> None:
 
 
 def tiles(screen: Screen) -> list[tuple[str, float]]:
-    """Return name and dB of the photographs in the list, NaN where there is none."""
+    """Return name and dB of the photos in the list, NaN where there is none."""
     # Asked of the page in one piece: a list redrawn in between leaves tiles outside the page, whose text runs
     # name and figure together.
     texts = screen.page.evaluate(
@@ -74,7 +74,7 @@ def paused_at_some_step(screen: Screen) -> Model:
 
 
 def standing_in(screen: Screen, scene: Scene) -> int:
-    """Wait until the page says that it stands in a photograph's camera, and return which one."""
+    """Wait until the page says that it stands in a photo's camera, and return which one."""
     screen.wait(lambda: "At view_" in screen.text("standing"), "the browser stands in a camera")
     screen.settle()
     name = re.search(r"At (view_\d+\.png)", screen.text("standing"))
@@ -101,7 +101,7 @@ def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
     return min((off(picture, other), name) for name, other in seen.items())
 
 
-def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder: Path) -> None:
+def test_the_view_from_the_photos_to_the_modes(open_page: Open, blob_folder: Path) -> None:
     screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), width=1280, height=720)
     model = see_photo_and_model_in_one_picture(screen)
     photos_are_sorted_by_error(screen)
@@ -115,14 +115,14 @@ def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder
 
 
 def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
-    """Compare a photograph with the model in each way, and return the model; cameras are off afterward."""
+    """Compare a photo with the model in each way, and return the model; cameras are off afterward."""
     scene = screen.studio.controller.project.scene
     assert scene is not None
     screen.tab("View")
     screen.switch("Points").click()
     screen.wait(lambda: screen.text("standing") == "Free camera", "nowhere in particular at first")
     names = [f"view_{i:02d}.png" for i in range(1, 10)]
-    screen.wait(lambda: [name for name, _ in tiles(screen)] == names, "all photographs, by name")
+    screen.wait(lambda: [name for name, _ in tiles(screen)] == names, "all photos, by name")
     press(screen, "g")
     index = standing_in(screen, scene)
     place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
@@ -178,7 +178,7 @@ def see_the_names_of_the_halves(screen: Screen, place: CanvasPlace, share: float
 
 
 def drag_the_divider(screen: Screen, place: CanvasPlace, start: float, end: float) -> None:
-    """Drag the line between photograph and model, of which both are shares of the photograph's width."""
+    """Drag the line between photo and model, of which both are shares of the photo's width."""
     box = screen.page.locator(CANVAS).bounding_box()
     assert box is not None
     scale = box["width"] / place.canvas_width
@@ -202,7 +202,7 @@ def photos_are_sorted_by_error(screen: Screen) -> None:
         known = {name for name, value in tiles(screen) if np.isfinite(value)}
         return {"view_01.png", "view_09.png"} <= known and len(known) > 4
 
-    screen.wait(test_photos_are_known, "errors of test and training photographs are shown")
+    screen.wait(test_photos_are_known, "errors of test and training photos are shown")
     values = [value for _, value in tiles(screen)]
     known = [value for value in values if np.isfinite(value)]
     assert known == sorted(known) and values[: len(known)] == known, "the worst is first, the unknown last"

@@ -115,7 +115,7 @@ def test_growth_scores_and_resets_are_told_and_small_changes_are_not() -> None:
     assert told_of(TrainConfig(), evaluated, "viewing") == [], "the Evaluate tab tells it"
 
 
-def test_finer_photographs_and_colors_are_told_when_they_come() -> None:
+def test_finer_photos_and_colors_are_told_when_they_come() -> None:
     config = changed(changed(TrainConfig(steps=4000), "coarse.first", 4.0), "coarse.until", 0.5)
     events = [Started(0, 4000, 100, 42, 6), *(progress(step) for step in range(100, 3000, 100))]
     assert told_of(config, events)[1:] == [

@@ -1,4 +1,4 @@
-"""The photographs that the page shows, how well each is learned, and each beside the model's picture."""
+"""The photos that the page shows, how well each is learned, and each beside the model's picture."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_names_of_photos_cannot_inject_html() -> None:
     assert "<b>" not in legend and "<i>" not in legend and "12.3" in legend and legend_html(None, None) == ""
 
 
-def test_a_photograph_tells_its_name_and_score() -> None:
+def test_a_photo_tells_its_name_and_score() -> None:
     text = tile_html(
         "id", "a<b>.jpg", "data:,", figure="21.4 dB", color="red", test=True, bad=False, current=True
     )

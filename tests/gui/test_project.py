@@ -120,7 +120,7 @@ def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
         assert any("own settings; sh_degree is not changed" in note for note in kept.notes)
 
 
-def test_a_run_remembers_where_its_photographs_were_found(blob_folder: Path, tmp_path: Path) -> None:
+def test_a_run_remembers_where_its_photos_were_found(blob_folder: Path, tmp_path: Path) -> None:
     config = TrainConfig(steps=1, test_every=4, eval_steps=(), save_steps=(), sh_degree=0)
     copy, run_dir, moved = tmp_path / "scene", tmp_path / "run", tmp_path / "moved"
     shutil.copytree(blob_folder, copy)

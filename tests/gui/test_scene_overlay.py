@@ -55,7 +55,7 @@ def test_cameras_are_painted_sized_and_clicked(blob_scene: Scene) -> None:
         nodes = server.scene._handle_from_node_name
         edges, bodies = nodes["/cameras/edges"], nodes["/cameras/bodies"]
         assert isinstance(edges, viser.LineSegmentsHandle) and isinstance(bodies, viser.BatchedMeshHandle)
-        assert len(np.unique(bodies.batched_colors, axis=0)) == 2, "test and training photographs"
+        assert len(np.unique(bodies.batched_colors, axis=0)) == 2, "test and training photos"
         colors = np.arange(27, dtype=np.uint8).reshape(9, 3) * 9
         stage.paint(colors)
         assert np.array_equal(bodies.batched_colors, colors)

@@ -68,7 +68,7 @@ def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
     assert len(told) == 1
 
 
-def test_what_fits_follows_the_photographs_size(
+def test_what_fits_follows_the_photos_size(
     blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = PRESETS["fast"].apply(changed(TrainConfig(), "fast.density", 90.0), {"fast.density"})
@@ -120,7 +120,7 @@ def test_no_preset_is_chosen_after_the_start(blob_folder: Path) -> None:
     assert controller.project.config == TrainConfig()
 
 
-def test_as_many_as_fit_is_found_anew_with_the_photographs_size(
+def test_as_many_as_fit_is_found_anew_with_the_photos_size(
     blob_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 2 << 30)
@@ -142,7 +142,7 @@ def test_as_many_as_fit_is_found_anew_with_the_photographs_size(
     assert controller.project.config.densify.max_gaussians == 99
 
 
-def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
+def test_a_preset_fits_with_photos_of_the_size_chosen_on_the_page(
     blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, told = changed(TrainConfig(), "fast.density", 90.0), []
@@ -291,7 +291,7 @@ def test_a_preset_leaves_what_the_user_asked_for(
     assert controller.status.total_steps == 77
 
 
-def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photographs_as_chosen(blob_folder: Path) -> None:
+def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photos_as_chosen(blob_folder: Path) -> None:
     half = load_scene(blob_folder, downscale=2)
     for scene in (half, load_scene(blob_folder)):
         config = PRESETS["mcmc"].apply(TrainConfig(downscale=2))

@@ -71,7 +71,7 @@ def test_of_several_scenes_in_a_folder_one_is_chosen_on_the_page(
         visitor = Visitor(page)
         while "The scenes there" not in (shown := visitor.get()[1]):
             pass
-        assert "holds 2 scenes: fox (3 photographs), statue" in shown and "3 photographs</span>" in shown
+        assert "holds 2 scenes: fox (3 photos), statue" in shown and "3 photos</span>" in shown
         visitor.choose(open=str(tmp_path / "all/statue"))
 
     monkeypatch.setattr("splatstudio.gui.app.open_studio", opened)

@@ -223,7 +223,7 @@ def test_the_picture_of_a_run_that_is_left_goes_from_the_view(pictures: list[str
         stream.close()
 
 
-def test_a_photograph_alone_stays_when_its_run_is_left(pictures: list[str], blob_scene: Scene) -> None:
+def test_a_photo_alone_stays_when_its_run_is_left(pictures: list[str], blob_scene: Scene) -> None:
     """One stands in its camera and compares: until there is a new model it is shown alone."""
     source, camera = OneModel(), blob_scene.cameras[0]
     source.state = ModelState(None, False, anew=True)
@@ -272,7 +272,7 @@ def test_only_in_its_camera_is_the_photo_compared_with() -> None:
     here = frame_request(split, viewpoint, 0.5, (3, camera))
     assert here.place is not None and here.photo == here.options.photo == 3
     assert here.options == replace(options, photo=3)
-    # Exactly the photograph's camera, at half of the pixels that it has on the canvas.
+    # Exactly the photo's camera, at half of the pixels that it has on the canvas.
     assert here.camera.width == here.place.width // 2
     assert np.allclose(here.camera.K, camera.resized(here.camera.width, here.camera.height).K)
     assert np.array_equal(here.camera.viewmat, camera.viewmat)

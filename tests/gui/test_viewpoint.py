@@ -1,4 +1,4 @@
-"""Where browsers look from: cameras that cannot be, photographs that one stands in, the first view."""
+"""Where browsers look from: cameras that cannot be, photos that one stands in, the first view."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def view_of(scene: Scene) -> FirstView:
 
 
 def in_a_row(scene: Scene) -> Scene:
-    """Let all photographs be taken side by side, so that no camera sees another."""
+    """Let all photos be taken side by side, so that no camera sees another."""
     views = []
     for number, view in enumerate(scene.views):
         position = np.array([0.1 * number, -3.0, 0.5])

@@ -58,7 +58,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Training:
-    """The first step of a model on some photographs, again and again, on buffers that stay where they are."""
+    """The first step of a model on some photos, again and again, on buffers that stay where they are."""
 
     def __init__(self, num_photos: int, room: int):
         self.gaussians = trainable(blobs(num=400).to("cuda"))

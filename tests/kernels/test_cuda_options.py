@@ -28,7 +28,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def cut_out(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """The scene of blobs with photographs that have an alpha channel."""
+    """The scene of blobs with photos that have an alpha channel."""
     folder = write_blob_scene(tmp_path_factory.mktemp("scenes") / "cut_out")
     for path in (folder / "images").glob("*.png"):
         rgb = cv2.imread(str(path))

@@ -1,4 +1,4 @@
-"""Steps on a real GPU that learn more than Gaussians, or from several photographs: `pytest -m cuda`."""
+"""Steps on a real GPU that learn more than Gaussians, or from several photos: `pytest -m cuda`."""
 
 from __future__ import annotations
 

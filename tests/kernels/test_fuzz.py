@@ -1,4 +1,4 @@
-"""What no photograph should produce but training sometimes does: no crash, no NaN, nobody else harmed."""
+"""What no photo should produce but training sometimes does: no crash, no NaN, nobody else harmed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def trained(scene: Scene, options: dict[str, Any], steps: int) -> Trainer:
 def held(*trainers: Trainer) -> int:
     """Return the bytes that tensors hold on the devices, without what was begun of the next steps.
 
-    Nor are photographs counted that stay there.
+    Nor are photos counted that stay there.
     """
     for trainer in trainers:
         trainer.lookahead.take_back()
@@ -80,7 +80,7 @@ def test_each_allocation_of_a_quiet_step_fails_once_and_nothing_is_lost_or_left(
         left_out += stats.problem is not None
         undisturbed.train_step()
     assert num > 10
-    # A photograph may have been on its way before.
+    # A photo may have been on its way before.
     assert held(trainer, undisturbed) <= bytes_held
     assert left_out == 0 and same(all_of(trainer), all_of(undisturbed)), "each was made again, to the bit"
     trainer.close()

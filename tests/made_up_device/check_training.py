@@ -50,9 +50,7 @@ def test_a_training_has_the_bits_of_the_cpu(
     ours = trained(blob_scene, options, device)
     assert ours.gaussians.device == device and accelerator.current() == FIRST
     assert same(learned(ours), learned(trained(blob_scene, options, CPU)))
-    assert made_up_device.num_late_copies() > late, (
-        "photographs and numbers are on their way beside the steps"
-    )
+    assert made_up_device.num_late_copies() > late, "photos and numbers are on their way beside the steps"
 
 
 def test_a_training_goes_on_from_a_checkpoint_and_is_evaluated_on_the_other_device(
@@ -93,11 +91,11 @@ def test_a_wait_that_is_left_out_shows(blob_scene: Scene, monkeypatch: pytest.Mo
     def unwaited(copy: Any) -> photo_uploads.Pixels:
         return copy.pixels
 
-    for room in (made_up_device.MEMORY, 0):  # all photographs stay on the device, or none
+    for room in (made_up_device.MEMORY, 0):  # all photos stay on the device, or none
         with made_up_device.told_room(room), monkeypatch.context() as patch:
             assert losses(blob_scene) == expected
             patch.setattr(photo_uploads._Copy, "taken", unwaited)
-            assert losses(blob_scene) != expected, "a photograph was used before it had come"
+            assert losses(blob_scene) != expected, "a photo was used before it had come"
 
     def unread(self: Any) -> tuple[float, ...]:
         return tuple(self._numbers.tolist())
@@ -109,7 +107,7 @@ def test_a_wait_that_is_left_out_shows(blob_scene: Scene, monkeypatch: pytest.Mo
         assert transfer.ReadBack(numbers).read() != (0.0, 1.0, 2.0), "numbers were read before they had come"
 
 
-def test_photographs_are_made_ready_beside_the_thread_that_trains(
+def test_photos_are_made_ready_beside_the_thread_that_trains(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, made = photo_uploads._pinned, list[bool]()

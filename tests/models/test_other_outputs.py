@@ -182,7 +182,7 @@ def test_the_settings_tell_the_scene(
         assert origin is not None and origin.scene_path == scene
         assert origin.config.images == ("" if images == "images" else images)
     code, told = command("eval", folder, "--lpips")
-    assert code == 0 and "2 test photographs" in told
+    assert code == 0 and "2 test photos" in told
     code, told = command("info", folder)
     assert code == 0 and f"trained on the scene {scene}" in told
     assert "It was trained on" in open_project(folder, TrainConfig(), None).notes[1]

@@ -103,5 +103,5 @@ def test_scores_of_a_run_that_may_not_be_written_are_told_all_the_same(
     monkeypatch.undo()
     monkeypatch.setattr(scoring, "remember_images", refuse)
     scored = evaluate_task(EvaluationTask(run.path, images=str(blob_scene.views[0].image_path.parent)))
-    told = f"{run.path} cannot keep where its photographs are (Permission denied): name --images again"
+    told = f"{run.path} cannot keep where its photos are (Permission denied): name --images again"
     assert scored.file is not None and scored.evaluation.notes == (told,)

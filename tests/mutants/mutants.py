@@ -186,7 +186,7 @@ STRATEGIES = (
         "splatstudio/strategy/fast.py",
         "return self.config.enabled and step in self.fast.thins(self.steps)",
         "return False",
-        ("tests/strategy/test_fast.py::test_what_no_photograph_of_all_needs_goes_when_all_are_asked",),
+        ("tests/strategy/test_fast.py::test_what_no_photo_of_all_needs_goes_when_all_are_asked",),
     ),
     Mutant(
         "counts go on after densification",
@@ -491,16 +491,16 @@ FILES = (
 # Scenes, scores, settings and the page.
 REST = (
     Mutant(
-        "test photographs are trained on",
+        "test photos are trained on",
         "splatstudio/scene/scene.py",
         "return tuple(i for i in range(len(self.views)) if i not in held_out)",
         "return tuple(range(len(self.views) + 0 * len(held_out)))",
         (
-            "tests/training/test_trainer.py::test_every_training_photograph_is_used_once_an_epoch_and_no_test_photograph",
+            "tests/training/test_trainer.py::test_every_training_photo_is_used_once_an_epoch_and_no_test_photo",
         ),
     ),
     Mutant(
-        "photographs are not turned upright",
+        "photos are not turned upright",
         "splatstudio/scene/photo.py",
         "pixels = oriented(decode(view.image_path), view.orientation)",
         "pixels = decode(view.image_path)",
@@ -511,7 +511,7 @@ REST = (
         "splatstudio/scene/lens.py",
         "radial = 1 + s * (k1 + s * (k2 + s * (k3 + s * k4)))",
         "radial = 1 - s * (k1 + s * (k2 + s * (k3 + s * k4)))",
-        ("tests/scene/test_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
+        ("tests/scene/test_photo.py::test_undistorted_photo_shows_what_its_camera_says",),
     ),
     Mutant(
         "a mask shows what it should hide",

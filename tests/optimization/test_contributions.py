@@ -1,4 +1,4 @@
-"""What Gaussians contribute to pixels, against the definition; and smaller pictures of a photograph."""
+"""What Gaussians contribute to pixels, against the definition; and smaller pictures of a photo."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
     small = list(
         survey(population, blob_scene, views, lambda i: reduced(whole(i), 1.25), RenderOptions(), 1.0)
     )
-    # Counted in pixels of the photograph, whatever is drawn.
+    # Counted in pixels of the photo, whatever is drawn.
     torch.testing.assert_close(small[0][:, 2].sum(), full[0][:, 2].sum(), rtol=0.1, atol=0.0)
     trainer.close()
 
@@ -123,7 +123,7 @@ def test_the_divisor_falls_to_one() -> None:
     assert divisor_at(0, TrainConfig()) == 1.0
 
 
-def test_large_photographs_are_asked_at_half_their_size(
+def test_large_photos_are_asked_at_half_their_size(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, camera = TrainConfig(steps=1000, coarse=CoarseConfig(first=8.0, until=0.5)), ring_of_cameras()[0]
@@ -139,7 +139,7 @@ def test_large_photographs_are_asked_at_half_their_size(
 
     monkeypatch.setattr(trainer.parts.views, "of_photo", noted)
     assert len(list(trainer.parts.survey(3, 2))) == 2
-    monkeypatch.setattr(resolution, "LARGE_SIDE", 40)  # px, of the photographs of this scene
+    monkeypatch.setattr(resolution, "LARGE_SIDE", 40)  # px, of the photos of this scene
     assert len(list(trainer.parts.survey(3, 2))) == 2
     trainer.close()
     assert asked == [1.0, 1.0, 2.0, 2.0]

@@ -28,7 +28,7 @@ from splatstudio.training.trainer import Trainer
 SHARED = Path(__file__).parents[3] / "shared" / "scenes"
 
 
-def test_a_photograph_shows_the_points_of_its_observations(tracked: Scene) -> None:
+def test_a_photo_shows_the_points_of_its_observations(tracked: Scene) -> None:
     shown = visible_points(tracked)
     assert shown.keys() == {view.name for view in tracked.views}
     for number, view in enumerate(tracked.views, start=1):
@@ -36,7 +36,7 @@ def test_a_photograph_shows_the_points_of_its_observations(tracked: Scene) -> No
         np.testing.assert_allclose(shown[view.name], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the scenes of photographs are not here")
+@pytest.mark.skipif(not SHARED.exists(), reason="the scenes of photos are not here")
 def test_binary_and_text_tell_the_same_and_the_points_lie_where_they_are_seen() -> None:
     binary, text = (visible_points(load_scene(SHARED / name)) for name in ("banana", "banana-txt"))
     assert binary.keys() == text.keys() and len(binary) == 14
@@ -53,7 +53,7 @@ def test_binary_and_text_tell_the_same_and_the_points_lie_where_they_are_seen() 
 def test_scenes_that_do_not_tell_are_refused(blob_scene: Scene, tracked: Scene) -> None:
     with pytest.raises(ValueError, match=r"have no observations of sparse points.*depth\.weight"):
         DepthGuide.of(blob_scene, DepthConfig(weight=0.1))
-    with pytest.raises(ValueError, match=r"does not tell which photographs show its sparse points"):
+    with pytest.raises(ValueError, match=r"does not tell which photos show its sparse points"):
         DepthGuide.of(replace(tracked, format="Blender"), DepthConfig(weight=0.1))
     camera = blob_scene.views[1].camera
     assert DepthGuide.of(blob_scene, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
@@ -96,7 +96,7 @@ def test_points_on_masked_pixels_say_nothing() -> None:
     assert guide.penalty(shot, cast(RenderOutput, drawing), config, step=0) == 0.0
 
 
-def test_however_many_points_a_photograph_shows_their_gradients_repeat_bit_for_bit() -> None:
+def test_however_many_points_a_photo_shows_their_gradients_repeat_bit_for_bit() -> None:
     camera = ring_of_cameras()[0]
     places = np.random.default_rng(1).uniform([-0.5, -0.5, 1.0], [0.5, 0.5, 4.0], (60_000, 3))
     guide = DepthGuide({0: camera.position + places @ camera.viewmat[:3, :3]}, extent=1.0)
@@ -132,7 +132,7 @@ def test_the_weight_falls_to_its_share_at_the_end() -> None:
 
 
 def test_a_guided_training_draws_the_points_at_their_depths(tracked: Scene) -> None:
-    # All photographs are told to show all points in front, from a model with noise in its depths.
+    # All photos are told to show all points in front, from a model with noise in its depths.
     truth = {index: tracked.points.astype(np.float64) for index in tracked.train_indices}
     guide = DepthGuide(truth, tracked.extent)
 

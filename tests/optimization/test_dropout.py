@@ -26,7 +26,7 @@ from splatstudio.strategy.population import PERSISTENT_ID
 from splatstudio.training import memory_plan
 from splatstudio.training.trainer import Trainer
 
-MANY = 10**6  # photographs from which on nobody is left out: the scenes of the tests have few
+MANY = 10**6  # photos from which on nobody is left out: the scenes of the tests have few
 
 
 def of(num: int, rate: float = 0.3, seed: int = 5) -> Dropout:
@@ -98,7 +98,7 @@ def test_what_is_all_but_opaque_still_has_a_gradient_and_what_is_not_there_has_n
     assert bool((v == 0).all())
 
 
-def test_the_share_grows_with_the_steps_and_falls_with_the_photographs() -> None:
+def test_the_share_grows_with_the_steps_and_falls_with_the_photos() -> None:
     config = DropoutConfig(rate=0.6, photos=30, grown_at=100)
     assert [config.rate_at(step, 15) for step in (0, 50, 99, 300)] == pytest.approx([0.0, 0.15, 0.297, 0.3])
     assert config.rate_at(99, 3) > config.rate_at(99, 15) > config.rate_at(99, 29) > 0
@@ -140,7 +140,7 @@ def test_a_training_goes_on_bit_for_bit(strategy: StrategyName, blob_scene: Scen
         assert torch.equal(tensor, expected.tensors()[name]), name
 
 
-def test_where_there_are_photographs_enough_nothing_changes(blob_scene: Scene) -> None:
+def test_where_there_are_photos_enough_nothing_changes(blob_scene: Scene) -> None:
     num = len(blob_scene.train_indices)
     runs = []
     for rate, photos in ((0.0, MANY), (0.6, num), (0.6, num + 1)):
@@ -165,7 +165,7 @@ def test_several_ranks_leave_out_the_same(pool: RankPool, blob_folder: Path, str
     assert other[0].losses[4:] != pytest.approx(one.losses[4:], rel=1e-3)
 
 
-def test_the_plan_of_the_memory_counts_it_where_photographs_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_of_the_memory_counts_it_where_photos_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 8 << 30)
     gpu, size = RankDevices((0,)), (640, 480)
 

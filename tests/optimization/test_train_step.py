@@ -36,7 +36,7 @@ def test_a_step_is_left_out_wherever_its_pictures_have_no_memory(
     trainer = Trainer(blob_scene, CONFIG)
     monkeypatch.setattr(owner, part, short_once)
     stats = trainer.train_step()
-    assert stats.problem is not None and "the photographs of a step were left out" in stats.problem
+    assert stats.problem is not None and "the photos of a step were left out" in stats.problem
     assert stats.step == 1 and trainer.parts.population.optimizer.num_steps == 1
     trainer.close()
 

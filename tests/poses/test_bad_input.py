@@ -15,7 +15,7 @@ from textured_rooms import (
     WIDTH,
     ring,
     table_with_boxes,
-    write_photographs,
+    write_photos,
     write_video,
 )
 
@@ -35,7 +35,7 @@ def white_walls(folder: Path) -> None:
 
 
 def two_and_a_copy(folder: Path) -> None:
-    first, _ = write_photographs(folder, table_with_boxes(), ring(20)[:2])
+    first, _ = write_photos(folder, table_with_boxes(), ring(20)[:2])
     shutil.copy(first, folder / "the same.jpg")
 
 
@@ -44,28 +44,28 @@ def one_place(folder: Path) -> None:
     for number, degrees in enumerate((-6, 0, 6)):
         c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
         turn = np.array([[c, 0, s, 0], [0, 1, 0, 0], [-s, 0, c, 0], [0, 0, 0, 1]])
-        write_photographs(folder, table_with_boxes(), (turn @ camera)[None], prefix=f"turn_{number}")
+        write_photos(folder, table_with_boxes(), (turn @ camera)[None], prefix=f"turn_{number}")
 
 
 def damaged(folder: Path) -> None:
-    files = write_photographs(folder, table_with_boxes(), ring(20)[:4])
+    files = write_photos(folder, table_with_boxes(), ring(20)[:4])
     for file in files[:3]:
         file.write_bytes(file.read_bytes()[:9000])
     files[3].write_text("no picture")
 
 
 BAD = {
-    "empty": (lambda folder: None, "holds no photographs and no videos"),
-    "icons": (icons, r"no photographs that can be used.*icon_0.png and 4 more: 32 x 32 pixels: too small"),
+    "empty": (lambda folder: None, "holds no photos and no videos"),
+    "icons": (icons, r"no photos that can be used.*icon_0.png and 4 more: 32 x 32 pixels: too small"),
     "two and a copy": (
         two_and_a_copy,
-        r"2 photographs.*at least 3.*the same.jpg: the same file as room_000.jpg",
+        r"2 photos.*at least 3.*the same.jpg: the same file as room_000.jpg",
     ),
     "damaged": (
         damaged,
         r"room_000.jpg and 2 more: is cut off.*room_003.jpg: cannot be read: it is no picture",
     ),
-    "white walls": (white_walls, "3 of the 3 photographs of .* show too little to recognize"),
+    "white walls": (white_walls, "3 of the 3 photos of .* show too little to recognize"),
     "one place": (one_place, "taken from nearly one place.*walk around the subject"),
 }
 
@@ -94,17 +94,17 @@ def test_videos_that_give_no_poses_say_why(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_written_to_says_so(tmp_path: Path) -> None:
-    write_photographs(tmp_path, table_with_boxes(), ring(20)[:3])
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:3])
     (tmp_path / ".splatstudio").write_text("a file is in the way")
     with pytest.raises(ValueError, match=r"cannot be made .*copy these to a folder that may be written to"):
         estimate_poses(tmp_path)
 
 
 def test_two_scenes_a_copy_an_icon_and_blur_in_one_folder_are_told_apart(tmp_path: Path) -> None:
-    one = write_photographs(tmp_path, table_with_boxes(), ring(20)[:6], prefix="a")
-    write_photographs(tmp_path, table_with_boxes(5000), ring(20)[:4], prefix="b")
+    one = write_photos(tmp_path, table_with_boxes(), ring(20)[:6], prefix="a")
+    write_photos(tmp_path, table_with_boxes(5000), ring(20)[:4], prefix="b")
     for number, file in enumerate(
-        write_photographs(tmp_path, table_with_boxes(), ring(20)[6:8], prefix="blurred")
+        write_photos(tmp_path, table_with_boxes(), ring(20)[6:8], prefix="blurred")
     ):
         pixels = np.asarray(cv2.imread(str(file)))
         cv2.imwrite(str(file), cv2.GaussianBlur(pixels, (0, 0), 14 + number))
@@ -128,8 +128,8 @@ def test_two_scenes_a_copy_an_icon_and_blur_in_one_folder_are_told_apart(tmp_pat
     assert "6 of 14 photos have a pose" in text and "logo.png: 48 x 48 pixels: too small" in text
 
 
-def test_three_of_ten_blurred_photographs_are_named_and_the_others_placed(tmp_path: Path) -> None:
-    files = write_photographs(tmp_path, table_with_boxes(), ring(40)[:10])
+def test_three_of_ten_blurred_photos_are_named_and_the_others_placed(tmp_path: Path) -> None:
+    files = write_photos(tmp_path, table_with_boxes(), ring(40)[:10])
     blurred = files[1::3]
     for file in blurred:
         cv2.imwrite(str(file), cv2.GaussianBlur(np.asarray(cv2.imread(str(file))), (0, 0), 12))
@@ -141,8 +141,8 @@ def test_three_of_ten_blurred_photographs_are_named_and_the_others_placed(tmp_pa
     assert all(reason.startswith("blurred: ") for reason in reasons.values())
 
 
-def test_three_photographs_give_poses_and_the_advice_to_take_more(tmp_path: Path) -> None:
-    write_photographs(tmp_path, table_with_boxes(), ring(20)[:3])
+def test_three_photos_give_poses_and_the_advice_to_take_more(tmp_path: Path) -> None:
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:3])
     report = estimate_poses(tmp_path)
     assert len(report.posed) == 3
     assert "3 photos make a rough model: 20 to 200, all around, are good" in report.advice

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.poses.contact_sheet import MOST_OF_A_KIND, write_contact_sheet
 from splatstudio.poses.records import LeftPhoto, PoseGroup, PoseReport
@@ -36,7 +36,7 @@ def report(source: Path, left: list[LeftPhoto], groups: tuple[PoseGroup, ...] = 
 
 @pytest.fixture
 def store(tmp_path: Path) -> PoseStore:
-    write_photographs(tmp_path, table_with_boxes(), ring(20)[:2])
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:2])
     made = PoseStore(tmp_path)
     made.path.mkdir(parents=True)
     return made

@@ -1,4 +1,4 @@
-"""Places that look alike: photographs of one must not stand in the other without a word."""
+"""Places that look alike: photos of one must not stand in the other without a word."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pose_errors import pose_errors
-from textured_rooms import FLOOR, Wall, box, ring, write_photographs
+from textured_rooms import FLOOR, Wall, box, ring, write_photos
 
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.store import PoseStore
 
 NUM = 5
-SMALLER = 0.75  # of the photographs' sides: what is said of them stays, in half of the time
+SMALLER = 0.75  # of the photos' sides: what is said of them stays, in half of the time
 
 
 def two_rooms(folder: Path, boxes: tuple[int, int]) -> None:
-    """Write photographs of a box in each of two rooms far apart; boxes of one number look the same."""
+    """Write photos of a box in each of two rooms far apart; boxes of one number look the same."""
     walls: list[Wall] = []
     cameras: list[np.ndarray] = []
     for place, (seed, textures) in zip((0.0, 30.0), zip((1000, 2000), boxes, strict=True), strict=True):
@@ -27,7 +27,7 @@ def two_rooms(folder: Path, boxes: tuple[int, int]) -> None:
             moved = camera.copy()
             moved[:3, 3] -= camera[:3, :3] @ [place, 0, 0]
             cameras.append(moved)
-    write_photographs(folder, walls, np.stack(cameras), scale=SMALLER)
+    write_photos(folder, walls, np.stack(cameras), scale=SMALLER)
 
 
 @pytest.mark.slow
@@ -41,13 +41,13 @@ def test_equal_boxes_that_were_taken_for_one_are_told(tmp_path: Path) -> None:
 
 
 def house(folder: Path, sides: tuple[int, int, int, int], scale: float) -> tuple[float, bool]:
-    """Photograph a house from all around; return by how many degrees the poses are wrong, and whether that
+    """Photo a house from all around; return by how many degrees the poses are wrong, and whether that
     is told. `sides` of one number look the same; what stands before them does not."""
     walls = [Wall(FLOOR, 7000)]
     walls += [Wall(wall.corners, seed) for wall, seed in zip(box((0, 0), 1.4, 0), (*sides, 304), strict=True)]
     walls += [*box((0.0, 1.6), 0.45, 800), *box((0.0, -1.6), 0.45, 900)]
     cameras = ring(20, height=1.2)
-    files = write_photographs(folder, walls, cameras, scale=scale)
+    files = write_photos(folder, walls, cameras, scale=scale)
     report = estimate_poses(folder)
     known = {file.name: camera for file, camera in zip(files, cameras, strict=True)}
     degrees, _ = pose_errors(PoseStore(folder).sparse / "0", known)

@@ -1,4 +1,4 @@
-"""Photographs that join: the coordinates stay, so do those of the test, and a run goes on with more."""
+"""Photos that join: the coordinates stay, so do those of the test, and a run goes on with more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.store import PoseStore
@@ -22,9 +22,9 @@ CAMERAS = ring(NUM, share=0.5)
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Scene]:
-    """A folder to which photographs have come, a run on those of before, and the scene of before."""
+    """A folder to which photos have come, a run on those of before, and the scene of before."""
     folder = tmp_path_factory.mktemp("joined") / "room"
-    files = write_photographs(folder, table_with_boxes(), CAMERAS)
+    files = write_photos(folder, table_with_boxes(), CAMERAS)
     # One that comes first by name, too: the order by name is not that of the coming.
     for file in (files[0], *files[FIRST + 1 :]):
         file.rename(folder.parent / file.name)
@@ -38,7 +38,7 @@ def come(folder: Path, waiting: Path) -> None:
         shutil.move(file, folder / file.name)
 
 
-def test_a_run_goes_on_with_the_photographs_that_have_joined(
+def test_a_run_goes_on_with_the_photos_that_have_joined(
     joined: tuple[Path, Path, Scene],
     tmp_path: Path,
     command: Callable[..., tuple[int, str]],
@@ -61,17 +61,17 @@ def test_a_run_goes_on_with_the_photographs_that_have_joined(
     trained = {before.views[i].name for i in before.train_indices}
     assert not trained & tests and len(tests) == 3
     code, printed = command("train", run, "--resume", "--steps", "8")
-    assert code == 0 and "4 more photographs have a pose now" in printed, printed
-    assert "4 more photographs" not in command("train", run, "--resume", "--steps", "9")[1]
+    assert code == 0 and "4 more photos have a pose now" in printed, printed
+    assert "4 more photos" not in command("train", run, "--resume", "--steps", "9")[1]
 
 
 def test_other_poses_are_told_and_get_a_frame_of_their_own(tmp_path: Path) -> None:
     folder = tmp_path / "room"
-    write_photographs(folder, table_with_boxes(), ring(20)[:5], scale=0.75)
+    write_photos(folder, table_with_boxes(), ring(20)[:5], scale=0.75)
     estimate_poses(folder)
     shutil.rmtree(folder / ".splatstudio" / "poses" / "images")
     # Another room under the same names.
-    write_photographs(folder, table_with_boxes(500), ring(20)[4:9], scale=0.75)
+    write_photos(folder, table_with_boxes(500), ring(20)[4:9], scale=0.75)
     report = estimate_poses(folder)
     assert any("differ from those of before" in note for note in report.notes)
     assert not (PoseStore(folder).sparse / "0" / FILE).exists()

@@ -1,4 +1,4 @@
-"""Photographs in, poses out: exact, kept, gone on with, noticed when they change, and never at a cost."""
+"""Photos in, poses out: exact, kept, gone on with, noticed when they change, and never at a cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pose_errors import pose_errors
-from textured_rooms import FOCAL, UP, ring, table_with_boxes, write_photographs, write_video
+from textured_rooms import FOCAL, UP, ring, table_with_boxes, write_photos, write_video
 
 from splatstudio.poses.estimate import (
     PoseProgress,
@@ -24,14 +24,14 @@ from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore
 from splatstudio.scene.load import load_scene
 
-NUM, SHARE = 9, 0.4  # photographs, on that part of a ring
+NUM, SHARE = 9, 0.4  # photos, on that part of a ring
 
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PoseReport]:
-    """Photographs of a room whose poses have been estimated, and the report."""
+    """Photos of a room whose poses have been estimated, and the report."""
     folder = tmp_path_factory.mktemp("estimate") / "my room"
-    write_photographs(folder, table_with_boxes(), ring(NUM, share=SHARE))
+    write_photos(folder, table_with_boxes(), ring(NUM, share=SHARE))
     assert lacks_poses(folder)
     return folder, estimate_poses(folder)
 
@@ -42,7 +42,7 @@ def copy(room: tuple[Path, PoseReport], tmp_path: Path) -> Path:
     return shutil.copytree(room[0], tmp_path / "copy", symlinks=True)
 
 
-def test_the_cameras_are_those_that_took_the_photographs(room: tuple[Path, PoseReport]) -> None:
+def test_the_cameras_are_those_that_took_the_photos(room: tuple[Path, PoseReport]) -> None:
     folder, report = room
     assert len(report.posed) == report.num_photos == NUM and not report.left_out and not report.doubtful
     known = {f"room_{i:03d}.jpg": camera for i, camera in enumerate(ring(NUM, share=SHARE))}
@@ -83,14 +83,14 @@ def test_what_is_finished_is_not_done_again(room: tuple[Path, PoseReport]) -> No
 
 
 def keypoints(folder: Path) -> dict[str, bytes]:
-    """Return the features of each photograph as the database holds them."""
+    """Return the features of each photo as the database holds them."""
     query = "SELECT name, data FROM keypoints JOIN images USING (image_id)"
     with closing(sqlite3.connect(PoseStore(folder).database)) as database:
         return dict(database.execute(query).fetchall())
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    write_photographs(tmp_path / "room", table_with_boxes(), ring(20)[:4])
+    write_photos(tmp_path / "room", table_with_boxes(), ring(20)[:4])
 
     def leave(progress: PoseProgress) -> None:
         if progress.stage == "matches" and progress.total:
@@ -105,11 +105,11 @@ def test_ctrl_c_keeps_what_is_finished_and_the_next_call_goes_on(tmp_path: Path)
     assert [p.done for p in told if p.stage == "features"] == [4]
 
 
-def test_photographs_that_come_go_and_change_are_noticed(copy: Path) -> None:
+def test_photos_that_come_go_and_change_are_noticed(copy: Path) -> None:
     assert note_on_changes(copy) is None
     (copy / "room_008.jpg").unlink()
     before = keypoints(copy)
-    write_photographs(copy, table_with_boxes(), ring(NUM, share=0.6)[3:4], prefix="later")
+    write_photos(copy, table_with_boxes(), ring(NUM, share=0.6)[3:4], prefix="later")
     shutil.move(copy / "later_000.jpg", copy / "room_000.jpg")  # another picture of the same name
     note = note_on_changes(copy)
     assert note is not None and "1 changed, 1 gone" in note and "splatstudio poses" in note
@@ -131,7 +131,7 @@ def test_a_damaged_database_is_made_again(copy: Path) -> None:
 def test_poses_that_were_good_outlive_a_failure(copy: Path) -> None:
     for number in range(1, NUM):
         (copy / f"room_{number:03d}.jpg").unlink()
-    with pytest.raises(ValueError, match="1 photograph that can be used"):
+    with pytest.raises(ValueError, match="1 photo that can be used"):
         estimate_poses(copy)
     assert PoseStore(copy).has_poses
 
@@ -139,7 +139,7 @@ def test_poses_that_were_good_outlive_a_failure(copy: Path) -> None:
 def test_a_stage_that_dies_is_told_with_its_signal_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_photographs(tmp_path / "room", table_with_boxes(), ring(20)[:3])
+    write_photos(tmp_path / "room", table_with_boxes(), ring(20)[:3])
     dying = tmp_path / "dying"
     dying.write_text("#!/bin/sh\nkill -SEGV $$\n")
     dying.chmod(0o755)

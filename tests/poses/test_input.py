@@ -1,4 +1,4 @@
-"""Photographs as people have them: EXIF, masks, HEIC, spaces, subfolders, raw files; no poses yet."""
+"""Photos as people have them: EXIF, masks, HEIC, spaces, subfolders, raw files; no poses yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from textured_rooms import photograph, ring, table_with_boxes, write_photographs
+from textured_rooms import draw_photo, ring, table_with_boxes, write_photos
 
 from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
 from splatstudio.poses.input import find_sources, manifest_of
@@ -26,7 +26,7 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 def read(folder: Path) -> tuple[PoseStore, dict[str, InputPhoto], Manifest]:
-    """Return the store of a folder, its photographs by their files, and the manifest, which is kept."""
+    """Return the store of a folder, its photos by their files, and the manifest, which is kept."""
     store = PoseStore(folder)
     store.path.mkdir(parents=True, exist_ok=True)
     manifest = manifest_of(store, None, silent)
@@ -35,7 +35,7 @@ def read(folder: Path) -> tuple[PoseStore, dict[str, InputPhoto], Manifest]:
 
 
 def with_exif(file: Path, **values: object) -> None:
-    """Write a photograph with EXIF values again."""
+    """Write a photo with EXIF values again."""
     exif = Image.Exif()
     for tag, value in values.items():
         exif[int(tag.removeprefix("t"))] = value
@@ -43,11 +43,11 @@ def with_exif(file: Path, **values: object) -> None:
         image.save(file, quality=95, exif=exif)
 
 
-def test_photographs_of_one_lens_share_a_camera_and_others_do_not(tmp_path: Path) -> None:
+def test_photos_of_one_lens_share_a_camera_and_others_do_not(tmp_path: Path) -> None:
     walls = table_with_boxes()
-    phone = write_photographs(tmp_path / "phone", walls, ring(20)[:2])
-    other = write_photographs(tmp_path / "other", walls, ring(20)[2:4])
-    plain = write_photographs(tmp_path / "plain", walls, ring(20)[4:5])
+    phone = write_photos(tmp_path / "phone", walls, ring(20)[:2])
+    other = write_photos(tmp_path / "other", walls, ring(20)[2:4])
+    plain = write_photos(tmp_path / "plain", walls, ring(20)[4:5])
     for file, orientation in zip(phone, (1, SIDEWAYS), strict=True):
         with_exif(file, t272="Phone 7", t274=orientation)
     with_exif(other[0], t272="Phone 7")
@@ -60,7 +60,7 @@ def test_photographs_of_one_lens_share_a_camera_and_others_do_not(tmp_path: Path
 
 
 def test_names_with_spaces_are_linked_under_names_that_colmap_takes(tmp_path: Path) -> None:
-    files = write_photographs(tmp_path, table_with_boxes(), ring(20)[:3], prefix="my photo")
+    files = write_photos(tmp_path, table_with_boxes(), ring(20)[:3], prefix="my photo")
     store, photos, _ = read(tmp_path)
     assert photos["my photo_000.jpg"].name == "my_photo_000.jpg"
     link = store.images / "my_photo_000.jpg"
@@ -69,10 +69,10 @@ def test_names_with_spaces_are_linked_under_names_that_colmap_takes(tmp_path: Pa
     assert (Path(moved) / ".splatstudio/poses/images/my_photo_000.jpg").read_bytes(), "links survive a move"
 
 
-def test_folders_of_masks_and_smaller_copies_are_no_photographs(tmp_path: Path) -> None:
+def test_folders_of_masks_and_smaller_copies_are_no_photos(tmp_path: Path) -> None:
     walls = table_with_boxes()
-    write_photographs(tmp_path / "images", walls, ring(20)[:3])
-    write_photographs(tmp_path / "images_2", walls, ring(20)[:3])
+    write_photos(tmp_path / "images", walls, ring(20)[:3])
+    write_photos(tmp_path / "images_2", walls, ring(20)[:3])
     (tmp_path / "masks").mkdir()
     Image.new("L", (480, 360), 255).save(tmp_path / "masks" / "room_001.png")
     store, photos, _ = read(tmp_path)
@@ -86,17 +86,17 @@ def test_heic_is_converted_and_raw_files_are_named(tmp_path: Path) -> None:
     heif.register_heif_opener()
     walls = table_with_boxes()
     for number, camera in enumerate(ring(20)[:3]):
-        Image.fromarray(photograph(walls, camera)).save(tmp_path / f"IMG_{number}.HEIC", quality=95)
+        Image.fromarray(draw_photo(walls, camera)).save(tmp_path / f"IMG_{number}.HEIC", quality=95)
     (tmp_path / "IMG_9.CR2").write_bytes(b"raw")
     store, photos, _ = read(tmp_path)
     with Image.open(store.images / "IMG_0.HEIC.jpg") as image:
-        difference = np.abs(np.asarray(image).astype(int) - photograph(walls, ring(20)[0])).mean()
+        difference = np.abs(np.asarray(image).astype(int) - draw_photo(walls, ring(20)[0])).mean()
     assert difference < 8
     assert photos["IMG_9.CR2"].left_out.startswith(("cannot be decoded: ", "a raw file: "))
 
 
 def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = write_photographs(tmp_path, table_with_boxes(), ring(20)[:4])
+    files = write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
     _, before, _ = read(tmp_path)
     measured: list[Path] = []
     from splatstudio.poses import input as module
@@ -114,7 +114,7 @@ def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: 
 
 def test_which_folders_lack_poses(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
-    write_photographs(photos / "day 1", table_with_boxes(), ring(20)[:1])
+    write_photos(photos / "day 1", table_with_boxes(), ring(20)[:1])
     assert lacks_poses(photos) and len(find_sources(photos)) == 1
     assert not lacks_poses(Path("assets/demo")) and not lacks_poses(tmp_path / "nowhere")
     (tmp_path / "run").mkdir()

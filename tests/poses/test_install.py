@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 from gate_client import get
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.cli import start
 from splatstudio.gui.server.access import Listen
@@ -73,14 +73,14 @@ def test_without_pip_the_line_is_that_of_uv(
         install.install_colmap(lambda line: None)
 
 
-def test_the_button_installs_and_the_photographs_open(
+def test_the_button_installs_and_the_photos_open(
     pip: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    write_photographs(tmp_path / "photos", table_with_boxes(), ring(20)[:2])
+    write_photos(tmp_path / "photos", table_with_boxes(), ring(20)[:2])
     pip(f"echo 'Downloading pycolmap (38 MB)'; sleep 1; touch '{tmp_path / 'installed'}'")
     monkeypatch.setattr(start, "has_colmap", (tmp_path / "installed").exists)
     seen: list[str] = []

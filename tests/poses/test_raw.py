@@ -1,4 +1,4 @@
-"""Raw photographs: developed upright with their EXIF, skipped beside their picture, told without rawpy."""
+"""Raw photos: developed upright with their EXIF, skipped beside their picture, told without rawpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from raw_files import write_dng
-from textured_rooms import photograph, ring, table_with_boxes, write_photographs
+from textured_rooms import draw_photo, ring, table_with_boxes, write_photos
 
 from splatstudio.poses import raw
 from splatstudio.poses.input import find_sources, manifest_of
@@ -26,7 +26,7 @@ def read(folder: Path) -> tuple[PoseStore, Manifest]:
 
 
 def test_they_are_developed_upright_with_camera_and_lens(tmp_path: Path) -> None:
-    drawn = [photograph(table_with_boxes(), camera) for camera in ring(20)[:3]]
+    drawn = [draw_photo(table_with_boxes(), camera) for camera in ring(20)[:3]]
     for number, picture in enumerate(drawn):
         write_dng(tmp_path / f"IMG_{number}.DNG", picture, orientation=SIDEWAYS if number == 2 else 1)
     store, manifest = read(tmp_path)
@@ -47,7 +47,7 @@ def test_they_are_developed_upright_with_camera_and_lens(tmp_path: Path) -> None
 
 
 def test_the_picture_beside_a_raw_file_goes_first_and_damage_is_told(tmp_path: Path) -> None:
-    write_photographs(tmp_path, table_with_boxes(), ring(20)[:3])
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:3])
     (tmp_path / "room_000.CR2").write_bytes(b"raw")
     (tmp_path / "other.NEF").write_bytes(b"II*\0 no raw file")
     _, manifest = read(tmp_path)
@@ -59,7 +59,7 @@ def test_the_picture_beside_a_raw_file_goes_first_and_damage_is_told(tmp_path: P
 def test_without_rawpy_the_line_that_installs_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_dng(tmp_path / "IMG_0.dng", photograph(table_with_boxes(), ring(20)[0]))
+    write_dng(tmp_path / "IMG_0.dng", draw_photo(table_with_boxes(), ring(20)[0]))
     monkeypatch.setattr("splatstudio.poses.input.reads_raw", lambda: False)
     sources = find_sources(tmp_path)
     assert not sources.photos

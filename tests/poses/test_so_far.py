@@ -1,4 +1,4 @@
-"""Training begins with the photographs that have a pose; the others join when they have one."""
+"""Training begins with the photos that have a pose; the others join when they have one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from estimations import SECONDS, kept_so_far
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.cli.start import run_until_closed
@@ -28,7 +28,7 @@ NUM = 14
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    write_photographs(tmp_path / "room", table_with_boxes(), ring(NUM, share=0.6))
+    write_photos(tmp_path / "room", table_with_boxes(), ring(NUM, share=0.6))
     return tmp_path / "room"
 
 
@@ -66,7 +66,7 @@ def test_a_model_tells_whose_poses_it_is(tmp_path: Path) -> None:
     assert PoseStore.of_model(Path("/0")) is PoseStore.of_model(Path("0")) is None
 
 
-def test_photographs_join_in_the_middle_of_a_running_training(
+def test_photos_join_in_the_middle_of_a_running_training(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Up and size from what the photographs' files tell: GPS, gravity, or how the cameras were held."""
+"""Up and size from what the photos' files tell: GPS, gravity, or how the cameras were held."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import IFDRational
-from textured_rooms import ring, table_with_boxes, write_photographs
+from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.gravity import gravity_in
@@ -49,7 +49,7 @@ def parts(degrees: float) -> tuple[IFDRational, ...]:
 
 
 def with_gps(file: Path, camera: np.ndarray) -> None:
-    """Write into a photograph where it was taken, the room lying at the equator."""
+    """Write into a photo where it was taken, the room lying at the equator."""
     east, north, up = METERS * (-camera[:3, :3].T @ camera[:3, 3])
     exif = Image.Exif()
     latitude, longitude = parts(0.5 + north * NORTH), parts(20 + east * EAST)
@@ -62,7 +62,7 @@ def with_gps(file: Path, camera: np.ndarray) -> None:
 def test_gps_makes_a_scene_upright_and_of_its_true_size(tmp_path: Path) -> None:
     cameras = ring(20)[:NUM]
     tilted = np.array([[0.8, -0.6, 0, 0], [0.6, 0.8, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
-    files = write_photographs(tmp_path, table_with_boxes(), tilted @ cameras)  # held askew
+    files = write_photos(tmp_path, table_with_boxes(), tilted @ cameras)  # held askew
     for file, camera in zip(files, tilted @ cameras, strict=True):
         with_gps(file, camera)
     report = estimate_poses(tmp_path)

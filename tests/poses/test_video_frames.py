@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from textured_rooms import photograph, ring, table_with_boxes, write_video
+from textured_rooms import draw_photo, ring, table_with_boxes, write_video
 
 from splatstudio.poses.video import Look, choose, shift_between, write_frames
 
@@ -24,7 +24,7 @@ def test_a_stretch_is_of_equal_motion_and_gives_its_sharpest_frame() -> None:
 
 
 def test_a_shift_is_measured_also_where_the_picture_grows() -> None:
-    picture = photograph(table_with_boxes(), ring(9)[0])[..., 0]
+    picture = draw_photo(table_with_boxes(), ring(9)[0])[..., 0]
     assert shift_between(picture[:, 20:], picture[:, :-20]) == pytest.approx(20 / 460, abs=0.01)
     assert shift_between(picture, picture) == 0
     nearer = np.asarray(Image.fromarray(picture).resize((528, 396)).crop((24, 18, 504, 378)))

@@ -74,7 +74,7 @@ ELSEWHERE = {
     "stop_when_flat",  # likewise
     "keep",  # read by who writes checkpoints
     "save_minutes",  # likewise
-    "optim.visible_only",  # changes nothing where every photograph shows all Gaussians, as here
+    "optim.visible_only",  # changes nothing where every photo shows all Gaussians, as here
 }
 
 

@@ -179,7 +179,7 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
 
     try:
         nodes.wait_until(lambda: step() > 30)
-        assert studio.controller.project.scene is not None, "its photographs are on this machine"
+        assert studio.controller.project.scene is not None, "its photos are on this machine"
         nodes.wait_until(lambda: picture_step() > 30)
         controller.send(Save())
         nodes.wait_until(lambda: controller.last_saved is not None and controller.last_saved.step > 20)

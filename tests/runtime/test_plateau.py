@@ -101,7 +101,7 @@ def test_a_session_looks_anew_after_a_setting_was_changed(
     assert told >= 19 + 0.75 * 0.2 * 60
 
 
-def test_a_session_without_test_photographs_or_numbers_tells_nothing(
+def test_a_session_without_test_photos_or_numbers_tells_nothing(
     session_of: Callable[..., Session], blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
     nan = session_of(new_run(tmp_path / "nan", blob_scene), lambda step: float("nan"))
@@ -181,12 +181,12 @@ def test_a_training_tells_and_goes_on_until_it_is_told_to_stop_there(
     worker.client.close()
 
 
-def test_to_stop_without_test_photographs_is_answered_with_a_word(
+def test_to_stop_without_test_photos_is_answered_with_a_word(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = replace(ANYHOW, steps=3, test_every=0, stop_when_flat=True)
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config)).start()
-    assert "no test photographs" in worker.wait(messages.Warned).sentence
+    assert "no test photos" in worker.wait(messages.Warned).sentence
     assert worker.wait(messages.Finished).completed
     worker.client.close()
 

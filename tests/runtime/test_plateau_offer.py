@@ -43,7 +43,7 @@ def test_the_interval_that_nobody_chose_costs_about_two_per_cent(
     steps: int, num_photos: int, interval: int
 ) -> None:
     assert evaluation_interval(TrainConfig(steps=steps), num_photos) == interval
-    # Each photograph takes about the time of a step.
+    # Each photo takes about the time of a step.
     assert num_photos * (steps // interval) <= 0.02 * steps
 
 

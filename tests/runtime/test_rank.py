@@ -23,7 +23,7 @@ from splatstudio.runtime.rank_group import RankSpec
 from splatstudio.scene.load import load_scene
 
 
-def test_every_photograph_of_an_evaluation_shows_that_the_rank_gets_on(
+def test_every_photo_of_an_evaluation_shows_that_the_rank_gets_on(
     pool: RankPool, blob_folder: Path, tmp_path: Path
 ) -> None:
     num = len(load_scene(blob_folder).test_indices)

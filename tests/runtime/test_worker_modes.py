@@ -140,13 +140,13 @@ def test_ellipsoids_are_solid_and_points_are_small(open_model) -> None:
     assert 4 <= (points > 0).any(axis=-1).sum() <= 12
 
 
-def test_an_error_needs_photographs(open_model) -> None:
+def test_an_error_needs_photos(open_model) -> None:
     received = open_model(plane(4.0)).picture(front(), ViewOptions(mode="error", photo=0))
-    assert received.frame.notice is not None and "without the photographs" in received.frame.notice
+    assert received.frame.notice is not None and "without the photos" in received.frame.notice
     assert received.frame.legend is None and received.image[..., 0].min() > 150, "the colors instead"
 
 
-def test_the_error_of_a_training_is_that_of_the_chosen_photograph(
+def test_the_error_of_a_training_is_that_of_the_chosen_photo(
     blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
     config = TrainConfig(steps=1, eval_steps=(), save_steps=(), sh_degree=1)
@@ -167,19 +167,19 @@ def test_the_error_of_a_training_is_that_of_the_chosen_photograph(
         below = expected < received.frame.legend.high
         assert np.abs(values_of(received) - expected)[below].max() < 1.0 + 2 * step
         missing = worker.picture(camera, ViewOptions(mode="error", photo=99))
-        assert missing.frame.notice is not None and "no photograph number 99" in missing.frame.notice
+        assert missing.frame.notice is not None and "no photo number 99" in missing.frame.notice
     finally:
         worker.client.kill()
 
 
-def test_the_error_is_zero_where_the_model_is_the_photograph() -> None:
+def test_the_error_is_zero_where_the_model_is_the_photo() -> None:
     gaussians, camera = blobs(), ring_of_cameras()[4]
     with torch.no_grad():
         photo = render(gaussians, camera).rgb.clamp(0.0, 1.0)
     target, shown = photo_in_view(photo, None, camera, camera)
     same = error_picture(gaussians, camera, RenderOptions(), target, shown)
     assert (same.image == color_table("turbo")[0].numpy()).all()
-    # A wider lens, in which the photograph fills the middle only.
+    # A wider lens, in which the photo fills the middle only.
     K = camera.K.copy()
     K[:2, :2] *= 0.5
     wide = replace(camera, K=K)
@@ -189,5 +189,5 @@ def test_the_error_is_zero_where_the_model_is_the_photograph() -> None:
     assert (picture.image[0] == 20).all() and picture.legend is not None
     with torch.no_grad():
         rgb = render(gaussians, wide).rgb.clamp(0.0, 1.0)
-    # What a wider lens sees of the scene is the photograph, but for pixels being larger.
+    # What a wider lens sees of the scene is the photo, but for pixels being larger.
     assert (rgb - target).abs().mean(dim=-1)[shown].mean() < 0.05

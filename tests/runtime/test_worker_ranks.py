@@ -96,7 +96,7 @@ def test_every_mode_of_the_view_draws_while_two_ranks_train(
         assert received.image.std() > 1.0, mode
     assert len({picture.tobytes() for picture in pictures.values()}) == len(pictures)
     pause(worker)
-    # The comparison stands where its photograph was taken, wherever the view is.
+    # The comparison stands where its photo was taken, wherever the view is.
     far = replace(camera, viewmat=camera.viewmat @ np.diag([-1.0, 1.0, -1.0, 1.0]))
     for seq, view in ((8, camera), (9, far)):
         worker.send(messages.SetView(1, seq, view, messages.ViewOptions(mode="error", photo=4)))

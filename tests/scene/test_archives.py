@@ -133,7 +133,7 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (unnamed, "a file has no name"),
     (locked, "is locked with a password: unpack it yourself"),
     (overstated, "needs more than 4.3 GB where it lies, and 1.0 GB can be used"),
-    (lambda path: zipped(path, {"a.txt": b""}), "is an archive without photographs"),
+    (lambda path: zipped(path, {"a.txt": b""}), "is an archive without photos"),
     (lambda path: zipped(path, {f"{i}.png": b"" for i in range(9)}), "holds more than 8 files"),
 ]
 

@@ -165,18 +165,18 @@ IMAGE_1 = 8  # offset of the first image record in images.bin
 # What is broken: how to make it, and what the sentence must say.
 BROKEN = {
     "empty folder": (lambda f: f.mkdir(exist_ok=True), ["is empty", "COLMAP"]),
-    "photographs without poses": (
+    "photos without poses": (
         photos_only,
-        ["3 photographs", "poses", "nothing was changed", "splatstudio poses "],
+        ["3 photos", "poses", "nothing was changed", "splatstudio poses "],
     ),
     "unrelated files": (lambda f: (f / "notes.txt").write_text("hello"), ["is not a scene"]),
     "sparse but empty": (sparse_without_files, ["sparse/0 holds no cameras.bin"]),
     "no cameras.bin": (lambda f: colmap_without(f, f"{MODEL}/cameras.bin"), ["cameras.bin does not exist"]),
     "no images.bin": (lambda f: colmap_without(f, f"{MODEL}/images.bin"), ["images.bin does not exist"]),
     "folder in place of a file": (folder_for_file, ["images.bin cannot be read"]),
-    "no images folder": (no_images_folder, ["images does not exist", "photographs"]),
-    "empty images folder": (empty_images_folder, ["holds no photographs", "needs 3"]),
-    "no listed photograph exists": (
+    "no images folder": (no_images_folder, ["images does not exist", "photos"]),
+    "empty images folder": (empty_images_folder, ["holds no photos", "needs 3"]),
+    "no listed photo exists": (
         no_image_left,
         ["3 listed images do not exist", "view_000.png", "none is left"],
     ),
@@ -236,8 +236,8 @@ BROKEN = {
         ["view_000.png", "camera 9"],
     ),
     "no registered image": (no_registered_image, ["images.bin", "no registered image"]),
-    "photograph of another size": (picture_of_other_size, ["view_000.png", "32 x 32", "48 x 32"]),
-    "photograph that is none": (picture_is_text, ["view_001.png", "cannot be read"]),
+    "photo of another size": (picture_of_other_size, ["view_000.png", "32 x 32", "48 x 32"]),
+    "photo that is none": (picture_is_text, ["view_001.png", "cannot be read"]),
     "camera line too short": (
         lambda f: colmap_line(f, "cameras.txt", 2, "1 PINHOLE"),
         ["cameras.txt, line 2", "2 col"],
@@ -374,7 +374,7 @@ def test_settings_out_of_range(tmp_path):
     colmap(tmp_path)
     assert "downscale is 0" in refusal(tmp_path, downscale=0)
     assert "test_every is -1" in refusal(tmp_path, test_every=-1)
-    assert "photographs holiday is not there: name another one with --images" in refusal(
+    assert "photos holiday is not there: name another one with --images" in refusal(
         tmp_path, images_folder="holiday"
     )
 

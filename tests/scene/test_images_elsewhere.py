@@ -1,4 +1,4 @@
-"""Photographs in another folder than the scene's: named once with --images, found again by what follows."""
+"""Photos in another folder than the scene's: named once with --images, found again by what follows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = TrainConfig(steps=3, sh_degree=0, eval_every=0, eval_steps=(), save_minu
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a COLMAP scene whose photographs lie in `photos` of the working folder."""
+    """Return a COLMAP scene whose photos lie in `photos` of the working folder."""
     monkeypatch.chdir(tmp_path)
     folder = write_colmap(tmp_path / "scene", tiny_scene())
     (folder / "images").rename(tmp_path / "photos")
@@ -39,9 +39,9 @@ def test_each_command_finds_them_and_says_how(scene: Path, command: CommandLine)
     code, told = command("info", scene)
     assert code == 2 and "images does not exist" in told and "with --images FOLDER" in told
     code, told = command("info", scene, "--images", "photos")
-    assert code == 0 and "Photographs 9:" in " ".join(told.split())
+    assert code == 0 and "Photos 9:" in " ".join(told.split())
     code, told = command("train", scene, "--run", "run", "--images", "elsewhere")
-    assert code == 2 and "there is no folder of photographs at elsewhere: correct --images" in told
+    assert code == 2 and "there is no folder of photos at elsewhere: correct --images" in told
     train(scene, run_dir="run", config=SHORT)
     # The run knows where they are, as seen from any folder.
     saved = json.loads(Path("run/run.json").read_text())["config"]["images"]
@@ -94,7 +94,7 @@ def test_the_studio_finds_them_and_says_how(scene: Path) -> None:
     assert project.scene is not None and project.config.images == str(Path("photos").resolve())
     run = Run.create(Path("runs/scene"), scene, project.config)
     shutil.copytree(Path("photos"), "moved")
-    # A run without a checkpoint is begun anew, with its photographs.
+    # A run without a checkpoint is begun anew, with its photos.
     again = open_project(run.path, TrainConfig(), None)
     assert again.scene is not None and again.scene.views[0].image_path.parent.name == "photos"
     shutil.rmtree("photos")
@@ -104,7 +104,7 @@ def test_the_studio_finds_them_and_says_how(scene: Path) -> None:
     assert moved.scene is not None and moved.scene.views[0].image_path.parent.name == "moved"
 
 
-def test_a_run_whose_photographs_are_gone_says_so_in_the_page(scene: Path) -> None:
+def test_a_run_whose_photos_are_gone_says_so_in_the_page(scene: Path) -> None:
     train(scene, run_dir="run", config=SHORT)
     shutil.move("photos", "moved")
     project = open_project(Path("run"), TrainConfig(), None)
@@ -132,7 +132,7 @@ def test_a_folder_in_the_scene_goes_before_one_beside_us(scene: Path) -> None:
     found = load_scene(scene, images_folder="photos")
     assert {view.image_path.parent for view in found.views} == {scene / "photos"}
     project = open_project(scene, TrainConfig(images="photos"), None)
-    assert project.config.images == "photos", "a scene that is moved takes its photographs along"
+    assert project.config.images == "photos", "a scene that is moved takes its photos along"
 
 
 @pytest.mark.parametrize("write", [write_transforms, write_blender])

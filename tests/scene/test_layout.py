@@ -52,7 +52,7 @@ def part_of(tiny: TinyScene, num: int) -> TinyScene:
 
 @pytest.fixture
 def two_models(tmp_path: Path) -> Path:
-    """Return a scene whose first model has 3 of the 9 photographs, and whose second, moved, has all."""
+    """Return a scene whose first model has 3 of the 9 photos, and whose second, moved, has all."""
     folder = write_colmap(tmp_path / "scene", TINY)
     shutil.rmtree(folder / "sparse/0")
     write_model(folder / "sparse/0", part_of(TINY, 3))
@@ -66,14 +66,12 @@ def test_of_several_models_the_largest_is_read_and_another_can_be_chosen(two_mod
     scene = load_scene(two_models)
     assert len(scene.views) == 9 and scene.model_folder == two_models / "sparse/1"
     assert scene.notes[0] == (
-        f"{two_models}/sparse holds 2 models: 1 (9 photographs) is used, 0 (3 photographs) not; "
+        f"{two_models}/sparse holds 2 models: 1 (9 photos) is used, 0 (3 photos) not; "
         "--model NUMBER chooses another"
     )
     first = load_scene(two_models, model=0)
     assert len(first.views) == 3 and not any("--model" in note for note in first.notes)
-    with pytest.raises(
-        ValueError, match=r"no model 2: choose one of 0 \(3 photographs\), 1 \(9 photographs\)"
-    ):
+    with pytest.raises(ValueError, match=r"no model 2: choose one of 0 \(3 photos\), 1 \(9 photos\)"):
         load_scene(two_models, model=2)
     # The folder of a model says it, too, where no option can.
     assert len(load_scene(two_models / "sparse/0").views) == 3
@@ -115,7 +113,7 @@ def test_a_run_keeps_its_model(two_models: Path, tmp_path: Path, command: Comman
         evaluated = evaluate_task(EvaluationTask(run, named)).evaluation
         assert [image.name for image in evaluated.images] == [TINY.names[0]]
     code, told = command("info", two_models, "--model", 0)
-    assert code == 0 and "Photographs 3:" in " ".join(told.split())
+    assert code == 0 and "Photos 3:" in " ".join(told.split())
 
 
 def test_a_larger_model_that_comes_later_is_another_run_s(
@@ -124,7 +122,7 @@ def test_a_larger_model_that_comes_later_is_another_run_s(
     (two_models / "sparse/1").rename(tmp_path / "later")
     write_model(two_models / "sparse/1", part_of(TINY, 2))
     code, told = command("train", two_models, "--run", tmp_path / "run", "--steps", 2, "--sh-degree", 0)
-    assert code == 0 and "holds 2 models: 0 (3 photographs) is used" in " ".join(told.split())
+    assert code == 0 and "holds 2 models: 0 (3 photos) is used" in " ".join(told.split())
     (tmp_path / "later").rename(two_models / "sparse/2")
     assert len(load_scene(two_models).views) == 9
     assert len(scene_shown_by(tmp_path / "run", None, full_size=True).views) == 3
@@ -132,7 +130,7 @@ def test_a_larger_model_that_comes_later_is_another_run_s(
     assert code == 0 and "3 steps" not in told and len(checkpoint_folders(tmp_path / "run")) == 2
 
 
-def test_photographs_without_a_pose_are_counted_and_named(tmp_path: Path, command: CommandLine) -> None:
+def test_photos_without_a_pose_are_counted_and_named(tmp_path: Path, command: CommandLine) -> None:
     folder = write_colmap(tmp_path / "scene", part_of(TINY, 3))
     write_pictures(folder / "images", TINY)
     scene = load_scene(folder)
@@ -145,13 +143,13 @@ def test_photographs_without_a_pose_are_counted_and_named(tmp_path: Path, comman
     assert other.unposed == () and other.notes == ()
 
 
-def test_an_incomplete_folder_of_smaller_photographs_is_not_used(tmp_path: Path) -> None:
+def test_an_incomplete_folder_of_smaller_photos_is_not_used(tmp_path: Path) -> None:
     folder = write_colmap(tmp_path, TINY)
     write_pictures(folder / "images_2", part_of(tiny_scene(width=24, height=16), 4))
     scene = load_scene(folder, downscale=2)
     assert len(scene.views) == 9 and scene.views[0].image_path.parent.name == "images"
     assert (scene.cameras[0].width, scene.photo(8).rgb.shape) == (24, (16, 24, 3))
-    assert scene.notes[0].startswith(f"{folder}/images_2 holds 4 of the 9 photographs")
+    assert scene.notes[0].startswith(f"{folder}/images_2 holds 4 of the 9 photos")
     write_pictures(folder / "images_2", tiny_scene(width=24, height=16))
     assert load_scene(folder, downscale=2).views[0].image_path.parent.name == "images_2"
     # Where there are no others, they are better than none.
@@ -182,12 +180,12 @@ def as_taken(folder: Path) -> None:
     write_pictures(folder / "input", TINY)
 
 
-def model_below_the_photographs(folder: Path) -> None:
+def model_below_the_photos(folder: Path) -> None:
     write_model(folder / "output/sparse/0", TINY)
     write_pictures(folder / "images", TINY)
 
 
-def model_below_photographs_at_the_top(folder: Path) -> None:
+def model_below_photos_at_the_top(folder: Path) -> None:
     write_model(folder / "more/output/sparse/0", TINY)
     write_pictures(folder, TINY)
 
@@ -202,13 +200,13 @@ def model_at_the_top(folder: Path) -> None:
     write_pictures(folder / "images", TINY)
 
 
-def photographs_at_the_top(folder: Path) -> None:
+def photos_at_the_top(folder: Path) -> None:
     write_model(folder / "sparse", TINY)
     write_pictures(folder, TINY)
     write_pictures(folder / "masks", TINY)
 
 
-def photographs_of_two_cameras_at_the_top(folder: Path) -> None:
+def photos_of_two_cameras_at_the_top(folder: Path) -> None:
     names = tuple(f"left/{name}" if i % 2 else f"right/{name}" for i, name in enumerate(TINY.names))
     both = replace(TINY, names=names)
     write_model(folder / "sparse/0", both)
@@ -222,18 +220,18 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "dense/0": (undistorted, "no camera poses itself: {}/dense/0 is opened"),
     "sparse and dense": (
         undistorted_beside_its_model,
-        "no photographs of its poses itself: {}/dense is opened",
+        "no photos of its poses itself: {}/dense is opened",
     ),
     "distorted": (as_taken, ""),
     "distorted beside images": (as_taken_beside_what_is_undistorted, ""),
-    "output and images": (model_below_the_photographs, "no camera poses itself: {}/output is opened"),
-    "output in photographs": (
-        model_below_photographs_at_the_top,
+    "output and images": (model_below_the_photos, "no camera poses itself: {}/output is opened"),
+    "output in photos": (
+        model_below_photos_at_the_top,
         "no camera poses itself: {}/more/output is opened",
     ),
     "model at the top": (model_at_the_top, ""),
-    "photographs at the top": (photographs_at_the_top, "the photographs in {} are used"),
-    "two cameras at the top": (photographs_of_two_cameras_at_the_top, "the photographs in {} are used"),
+    "photos at the top": (photos_at_the_top, "the photos in {} are used"),
+    "two cameras at the top": (photos_of_two_cameras_at_the_top, "the photos in {} are used"),
 }
 
 
@@ -268,7 +266,7 @@ def test_several_scenes_below_are_listed_with_their_sizes(tmp_path: Path, comman
     write_colmap(tmp_path / ".hidden", TINY)
     with pytest.raises(ValueError, match="holds 2 scenes") as caught:
         load_scene(tmp_path)
-    assert "room (4 photographs), more/garden (9 photographs); open one of them" in str(caught.value)
+    assert "room (4 photos), more/garden (9 photos); open one of them" in str(caught.value)
     code, told = command("info", tmp_path)
     assert code == 2 and "holds 2 scenes" in told
     assert len(load_scene(tmp_path / "more").views) == 9

@@ -56,7 +56,7 @@ def test_a_panorama_shows_all_directions_where_colmap_s_does() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_photograph_through_the_lens_shows_what_its_camera_says(
+def test_a_photo_through_the_lens_shows_what_its_camera_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Photographs arrive upright, undistorted, masked and reduced, from files of every kind."""
+"""Photos arrive upright, undistorted, masked and reduced, from files of every kind."""
 
 import os
 import struct
@@ -55,7 +55,7 @@ LENSES = {
 
 @pytest.mark.parametrize("name", LENSES)
 @pytest.mark.parametrize("downscale", [1, 3])
-def test_undistorted_photograph_shows_what_its_camera_says(tmp_path, name, downscale):
+def test_undistorted_photo_shows_what_its_camera_says(tmp_path, name, downscale):
     model, coefficients = LENSES[name]
     tiny = tiny_scene(1, width=240, height=160)
     write_colmap(tmp_path, tiny, model=model, distortion=coefficients)
@@ -99,13 +99,13 @@ def test_distortion_that_folds_back_never_shows_pixels_from_outside(tmp_path):
     photo = scene.photo(0)
     assert photo.rgb.shape == (scene.cameras[0].height, scene.cameras[0].width, 3)
     assert scene.cameras[0].width < 240
-    assert scene.notes[-1] == "no view is held out for the test: too few photographs"
+    assert scene.notes[-1] == "no view is held out for the test: too few photos"
     write_colmap(tmp_path / "two", tiny_scene(2))
     assert load_scene(tmp_path / "two", test_every=1).notes[-1].endswith("for the test: test_every is 1")
-    assert scene.notes[0].startswith("1 photographs show more than 130 degrees or bend too much")
+    assert scene.notes[0].startswith("1 photos show more than 130 degrees or bend too much")
 
 
-def test_undistorted_photograph_is_cached_and_a_bad_cache_file_is_made_again(tmp_path):
+def test_undistorted_photo_is_cached_and_a_bad_cache_file_is_made_again(tmp_path):
     tiny = tiny_scene(1)
     write_colmap(tmp_path, tiny, model="SIMPLE_RADIAL", distortion=(-0.2,))
     scene = load_scene(tmp_path)
@@ -128,7 +128,7 @@ def test_undistorted_photograph_is_cached_and_a_bad_cache_file_is_made_again(tmp
     assert (scene.photo(0).rgb.astype(int).mean()) > first.rgb.mean() + 20
 
 
-def test_photograph_is_read_without_a_writable_cache(tmp_path, monkeypatch):
+def test_photo_is_read_without_a_writable_cache(tmp_path, monkeypatch):
     write_colmap(tmp_path, tiny_scene(1), model="SIMPLE_RADIAL", distortion=(-0.2,))
     (tmp_path / "file").write_text("a file where the cache folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -267,7 +267,7 @@ def test_masks_beside_images_are_found_and_reduced_strictly(tmp_path, name):
     assert scene.photo(1).mask is None
 
 
-def test_mask_is_undistorted_with_its_photograph(tmp_path):
+def test_mask_is_undistorted_with_its_photo(tmp_path):
     tiny = tiny_scene(1, width=240, height=160)
     write_colmap(tmp_path, tiny, model="SIMPLE_RADIAL", distortion=(-0.25,))
     stripes = np.zeros((160, 240, 3), np.uint8)
@@ -280,7 +280,7 @@ def test_mask_is_undistorted_with_its_photograph(tmp_path):
         np.testing.assert_array_equal(photo.mask, photo.rgb[..., 0] == 255)
 
 
-def test_damaged_photographs_are_named(tmp_path):
+def test_damaged_photos_are_named(tmp_path):
     tiny = tiny_scene(3)
     write_colmap(tmp_path, tiny)
     rgb = np.random.default_rng(0).integers(0, 255, (32, 48, 3)).astype(np.uint8)
@@ -331,7 +331,7 @@ def test_a_png_with_a_length_that_leads_out_of_it_is_cut_off(tmp_path):
     assert decode(path).shape == (32, 48, 3)
 
 
-def test_loader_decodes_each_photograph_once_and_in_threads(tmp_path, monkeypatch):
+def test_loader_decodes_each_photo_once_and_in_threads(tmp_path, monkeypatch):
     scene = load_scene(write_colmap(tmp_path, tiny_scene(6)))
     calls: list[tuple[int, str]] = []
     plain = type(scene).photo

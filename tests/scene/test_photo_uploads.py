@@ -1,4 +1,4 @@
-"""Which photographs are on a device: those of a step and of the next one, and what fits of all."""
+"""Which photos are on a device: those of a step and of the next one, and what fits of all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def photo(level: int) -> Photo:
 
 
 class Device:
-    """Counts the photographs that it holds."""
+    """Counts the photos that it holds."""
 
     def __init__(self) -> None:
         self.held: weakref.WeakSet[Pixels] = weakref.WeakSet()
@@ -66,7 +66,7 @@ def test_what_was_copied_ahead_is_taken_and_what_was_in_vain_goes(device: Device
     assert int(uploads.take(5, photo(55)).rgb[0, 0, 0]) == 55, "copied now"
 
 
-def test_without_memory_ahead_a_photograph_is_copied_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_ahead_a_photo_is_copied_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any) -> Pixels:
         raise torch.OutOfMemoryError("there is no room left")
 
@@ -94,7 +94,7 @@ def test_the_first_that_fit_are_kept_until_their_memory_is_needed(device: Device
     assert len(device.held) == 0, "none is kept from now on"
 
 
-def test_a_training_copies_each_photograph_once_where_all_fit(blob_scene: Scene, device: Device) -> None:
+def test_a_training_copies_each_photo_once_where_all_fit(blob_scene: Scene, device: Device) -> None:
     losses = []
     for keep in (0, 1 << 30):
         trainer = Trainer(blob_scene, STILL)
@@ -107,7 +107,7 @@ def test_a_training_copies_each_photograph_once_where_all_fit(blob_scene: Scene,
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 1), (2, 1), (1, 3)])
-def test_a_training_has_no_more_photographs_on_its_device_than_two_steps_need(
+def test_a_training_has_no_more_photos_on_its_device_than_two_steps_need(
     blob_scene: Scene, device: Device, batch_size: int, accumulate: int
 ) -> None:
     config = replace(STILL, batch_size=batch_size, accumulate=accumulate)
@@ -125,7 +125,7 @@ def test_a_training_has_no_more_photographs_on_its_device_than_two_steps_need(
     assert steps * each > len(blob_scene.train_indices), "more than an epoch"
 
 
-def test_photographs_are_copied_ahead_once_they_are_decoded(blob_scene: Scene, device: Device) -> None:
+def test_photos_are_copied_ahead_once_they_are_decoded(blob_scene: Scene, device: Device) -> None:
     trainer = Trainer(blob_scene, STILL)
     trainer.parts.views._uploads = PhotoUploads(CPU, ahead=True)
     num = len(blob_scene.train_indices)

@@ -41,7 +41,7 @@ def test_the_poses_of_each_program_are_read(tmp_path: Path, program: str) -> Non
         )
         np.testing.assert_allclose(moved, TINY.points, atol=1e-5)
         np.testing.assert_array_equal(scene.colors, TINY.colors)
-        assert "2 reconstructions of 1, 9 photographs: the largest is used" in scene.notes[0]
+        assert "2 reconstructions of 1, 9 photos: the largest is used" in scene.notes[0]
     else:
         assert any("training starts from random points" in note for note in scene.notes)
     if scene.format == "Metashape":
@@ -73,7 +73,7 @@ def test_a_rotation_of_realityscan_is_that_of_its_own_metadata(tmp_path: Path) -
 
 
 def distorted(folder: Path, program: str) -> CapturedPhoto:
-    """Write a file with distortion, and return the first photograph with its lens."""
+    """Write a file with distortion, and return the first photo with its lens."""
     WRITERS[program](folder)
     if program == "Metashape":
         file = folder / "cameras.xml"
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, fault: str) -> None
 
 
 @pytest.mark.parametrize("program", WRITERS)
-def test_photographs_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: str) -> None:
+def test_photos_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: str) -> None:
     folder = WRITERS[program](tmp_path / "scene")
     pictures = sorted(folder.rglob("*.png"))
     pictures[0].unlink()
@@ -161,7 +161,7 @@ def test_photographs_that_are_elsewhere_or_missing_are_told(tmp_path: Path, prog
     away.mkdir()
     for path in pictures[1:]:
         path.rename(away / path.name)
-    with pytest.raises(ValueError, match=r"none of the 9 photographs .* their folder with --images FOLDER"):
+    with pytest.raises(ValueError, match=r"none of the 9 photos .* their folder with --images FOLDER"):
         load_scene(folder)
     (away / "other.png").write_bytes((away / pictures[1].name).read_bytes())
     scene = load_scene(folder, images_folder=str(away))

@@ -124,7 +124,7 @@ def test_points_that_are_not_finite_are_dropped_and_noted(tmp_path):
     assert scene.notes == ("2 of 60 sparse points are not finite and are left out",)
 
 
-def test_missing_photographs_are_counted_in_one_note(tmp_path):
+def test_missing_photos_are_counted_in_one_note(tmp_path):
     write_colmap(tmp_path, tiny_scene())
     (tmp_path / "images/view_002.png").unlink()
     (tmp_path / "images/view_005.png").unlink()
@@ -132,7 +132,7 @@ def test_missing_photographs_are_counted_in_one_note(tmp_path):
     assert len(scene.views) == 7
     assert len(scene.notes) == 1 and scene.notes[0].startswith("2 listed images do not exist")
     assert "view_002.png, view_005.png" in scene.notes[0]
-    # The split counts the photographs that are part of the scene.
+    # The split counts the photos that are part of the scene.
     assert scene.test_indices == (0,)
 
 
@@ -165,7 +165,7 @@ def test_images_folder_of_the_downscale_is_used_where_it_exists(tmp_path):
     assert (small.cameras[0].width, small.cameras[0].height) == (12, 8)
     assert small.photo(0).rgb.shape == (8, 12, 3)
     np.testing.assert_allclose(small.cameras[0].K, [[14.4, 0, 6], [0, 14.4, 4], [0, 0, 1]])
-    halved = load_scene(tmp_path, downscale=2)  # no images_2: the full photographs are halved
+    halved = load_scene(tmp_path, downscale=2)  # no images_2: the full photos are halved
     assert halved.views[0].image_path.parent.name == "images" and halved.cameras[0].width == 24
     named = load_scene(tmp_path, images_folder="images_4")
     assert named.cameras[0].width == 12 and "intrinsics were scaled" in named.notes[0]
@@ -263,7 +263,7 @@ def test_description_says_what_a_person_asks(tmp_path):
     (tmp_path / "images/view_003.png").unlink()
     rows = dict(describe_scene(load_scene(tmp_path, downscale=2)))
     assert rows["Format"] == "COLMAP"
-    assert rows["Photographs"] == "8: 7 to train, 1 to test"
+    assert rows["Photos"] == "8: 7 to train, 1 to test"
     assert rows["Size in files"] == "48 x 32"
     assert rows["Cameras"] == "1 (SIMPLE_RADIAL)"
     assert rows["Sparse points"] == "60"

@@ -1,4 +1,4 @@
-"""Real captures: two encodings, two formats and two reconstructions of the same photographs agree."""
+"""Real captures: two encodings, two formats and two reconstructions of the same photos agree."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_two_reconstructions_of_fox_agree_after_a_similarity():
 
 
 def test_colors_of_the_points_are_seen_where_they_project():
-    # Cameras, points, distortion-free photographs and reduction fit together: each point's color is found
+    # Cameras, points, distortion-free photos and reduction fit together: each point's color is found
     # at its pixel. Shifted by 20 pixels it is not.
     scene = load_scene(SCENES / "banana", downscale=2)
     errors = {0: [], 20: []}
@@ -85,7 +85,7 @@ def test_colors_of_the_points_are_seen_where_they_project():
     assert np.mean(errors[0]) < 0.75 * np.mean(errors[20])
 
 
-def test_undistorted_fox_photographs_have_their_cameras_size():
+def test_undistorted_fox_photos_have_their_cameras_size():
     scene = load_scene(SCENES / "fox", downscale=4)
     with PhotoLoader(scene) as loader:
         for index in (0, 25):
@@ -94,8 +94,8 @@ def test_undistorted_fox_photographs_have_their_cameras_size():
             assert photo.rgb.std() > 20
 
 
-def test_photographs_without_poses_are_refused_and_left_alone():
+def test_photos_without_poses_are_refused_and_left_alone():
     with pytest.raises(
-        ValueError, match=r"16 photographs but no camera poses.*nothing was changed.*splatstudio poses"
+        ValueError, match=r"16 photos but no camera poses.*nothing was changed.*splatstudio poses"
     ):
         load_scene(SCENES / "raw-photos" / "banana")

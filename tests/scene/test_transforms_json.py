@@ -19,7 +19,7 @@ TINY = tiny_scene()
 
 
 def written(folder: Path, pictures: Any = "images", **values: Any) -> Path:
-    """Write a transforms.json with other `values`, None to omit one, and the photographs in `pictures`."""
+    """Write a transforms.json with other `values`, None to omit one, and the photos in `pictures`."""
     write_pictures(folder / pictures, TINY)
     content = transforms(TINY) | values
     (folder / "transforms.json").write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
@@ -51,11 +51,11 @@ def names(*numbers: int) -> list[str]:
         ({"train": (0, 1, 2, 3), "test": (3, 4)}, (0, 1, 2), (3, 4)),
     ],
 )
-def test_the_lists_of_filenames_split_the_photographs(tmp_path: Path, lists, train, test) -> None:
+def test_the_lists_of_filenames_split_the_photos(tmp_path: Path, lists, train, test) -> None:
     values = {f"{split}_filenames": listed(*numbers) for split, numbers in lists.items()}
     scene = load_scene(written(tmp_path, **values))
     assert split_of(scene) == (names(*train), names(*test))
-    assert f"names the {len(test)} photographs of the test" in scene.notes[0]
+    assert f"names the {len(test)} photos of the test" in scene.notes[0]
     num_unused = 9 - len(train) - len(test)
     unused = [note for note in scene.notes if "in none of the lists" in note]
     assert [note.split()[0] for note in unused] == ([str(num_unused)] if num_unused else [])
@@ -140,7 +140,7 @@ def test_points_of_another_machine_are_found_beside_the_file(tmp_path: Path) -> 
     assert len(scene.points) == 60 and scene.notes[0].startswith("/mnt/disk/sparse_pc.ply is not there")
 
 
-def test_photographs_without_a_frame_are_counted(tmp_path: Path) -> None:
+def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:
     frames = transforms(TINY)["frames"][:3]
     frames[0]["depth_file_path"] = "images/view_004.png"
     folder = written(tmp_path, frames=frames)

@@ -38,7 +38,7 @@ def pattern(directions: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(params=LENSES)
 def wide(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """Return a scene of 9 photographs, each of which shows the pattern as it lies around its camera."""
+    """Return a scene of 9 photos, each of which shows the pattern as it lies around its camera."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     number, (width, height), params, num_views = LENSES[request.param]
     tiny = tiny_scene(9)
@@ -60,7 +60,7 @@ def wide(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_each_view_shows_what_its_camera_says(wide: Scene) -> None:
-    first = wide.photographs["view_000.png"]
+    first = wide.photos["view_000.png"]
     front = wide.cameras[first[[wide.views[i].face for i in first].index("front")]]
     for index in first:
         camera, photo = wide.cameras[index], wide.photo(index)
@@ -77,9 +77,9 @@ def test_each_view_shows_what_its_camera_says(wide: Scene) -> None:
         assert all(wide.photo(index).mask is not None for index in sideways)
 
 
-def test_views_are_put_together_to_the_photograph(wide: Scene) -> None:
-    views = [wide.views[index] for index in wide.photographs["view_003.png"]]
-    photos = [wide.photo(index) for index in wide.photographs["view_003.png"]]
+def test_views_are_put_together_to_the_photo(wide: Scene) -> None:
+    views = [wide.views[index] for index in wide.photos["view_003.png"]]
+    photos = [wide.photo(index) for index in wide.photos["view_003.png"]]
     whole = whole_photo(views[0])
     again = whole_picture(views, [photo.rgb.astype(np.float32) for photo in photos])
     assert whole.rgb.shape == again.shape
@@ -89,27 +89,27 @@ def test_views_are_put_together_to_the_photograph(wide: Scene) -> None:
     assert error.mean() < 1.5 and np.quantile(error, 0.99) < 8
 
 
-def test_all_views_of_a_photograph_share_its_lot_and_its_exposure(wide: Scene) -> None:
+def test_all_views_of_a_photo_share_its_lot_and_its_exposure(wide: Scene) -> None:
     held_out = {wide.views[index].whole for index in wide.test_indices}
     assert held_out == {"view_000.png", "view_008.png"}
     assert held_out.isdisjoint(wide.views[index].whole for index in wide.train_indices)
-    assert any("9 photographs show more than 150 degrees" in note for note in wide.notes)
+    assert any("9 photos show more than 150 degrees" in note for note in wide.notes)
     cut = f", cut into {len(wide.views)} views"
-    assert dict(describe_scene(wide))["Photographs"] == f"9: 7 to train, 2 to test{cut}"
+    assert dict(describe_scene(wide))["Photos"] == f"9: 7 to train, 2 to test{cut}"
     named = load_scene(wide.path, test_images=("view_004.png",))
     assert {named.views[index].name for index in named.test_indices} == {
         view.name for view in wide.views if view.name.startswith("view_004_")
     }
     config = TrainConfig(exposure=ExposureConfig(enabled=True))
     saved = Corrections(config, wide, blobs().device).save()
-    assert saved is not None and saved.photographs == tuple(f"view_00{n}.png" for n in range(1, 8))
-    with pytest.raises(ValueError, match="cannot be refined of photographs that are cut into several views"):
+    assert saved is not None and saved.photos == tuple(f"view_00{n}.png" for n in range(1, 8))
+    with pytest.raises(ValueError, match="cannot be refined of photos that are cut into several views"):
         Corrections(TrainConfig(poses=PoseConfig(enabled=True)), wide, blobs().device)
 
 
-def test_a_model_is_compared_with_the_whole_photograph(wide: Scene) -> None:
+def test_a_model_is_compared_with_the_whole_photo(wide: Scene) -> None:
     gaussians = transformed(blobs(), wide.transform)
-    views = [wide.views[index] for index in wide.photographs["view_000.png"]]
+    views = [wide.views[index] for index in wide.photos["view_000.png"]]
     renders = [render(gaussians, view.camera).rgb.numpy() for view in views]
     picture = np.rint(255 * whole_picture(views, renders).clip(0, 1)).astype(np.uint8)
     write_picture(views[0].image_path, picture)

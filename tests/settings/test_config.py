@@ -127,7 +127,7 @@ def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -
     assert applied_settings(config, {"strategy"}) == set()
 
 
-def test_fast_takes_the_highest_colors_of_forty_photographs_and_few_of_twelve() -> None:
+def test_fast_takes_the_highest_colors_of_forty_photos_and_few_of_twelve() -> None:
     for name in ("fast", "preview"):
         config = PRESETS[name].apply(TrainConfig(steps=2000))
         assert [sh_degree_at(1999, config, num) for num in (12, 30, 43)] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""When the curve of the test photographs counts as flat, on made and recorded curves; told once."""
+"""When the curve of the test photos counts as flat, on made and recorded curves; told once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STEPS, EVERY = 10_000, 200
 RULES = PlateauConfig()
 PHOTOS = 50
 
-# The test PSNR of every 100th of 4000 steps on a real scene of 14 photographs, until 1500 with growth: few
-# photographs are learned by heart.
+# The test PSNR of every 100th of 4000 steps on a real scene of 14 photos, until 1500 with growth: few
+# photos are learned by heart.
 LEARNED_BY_HEART = (
     "18.83 22.73 25.01 26.17 26.88 27.51 28.12 28.61 28.42 28.29 28.34 28.7 28.45 28.63 29.05 28.87 28.79"
     " 28.95 28.82 28.4 28.49 28.43 28.31 28.24 28.2"
@@ -130,7 +130,7 @@ def test_a_line_is_found_in_spite_of_outliers() -> None:
     assert np.median([error for _, error in errors]) == pytest.approx(spread, rel=0.3)
 
 
-def test_a_recorded_curve_of_few_photographs_is_told_before_it_falls_far() -> None:
+def test_a_recorded_curve_of_few_photos_is_told_before_it_falls_far() -> None:
     config = TrainConfig(steps=4000, sh_degree=0, densify=DensifyConfig(stop_step=1500))
     told = []
     watch = PlateauWatch()

@@ -45,7 +45,7 @@ def strategy(
     )
 
 
-def test_only_those_grow_on_which_several_photographs_agree() -> None:
+def test_only_those_grow_on_which_several_photos_agree() -> None:
     group = population(scales=[0.005] * 3)
     asked = Asked(view([2.0, 2.0, 0.0], [9.0] * 3), view([2.0, 0.0, 2.0], [9.0] * 3))
     change = strategy(asked, views=5).after_step(group, seen([10 * HIGH] * 3), STEP)
@@ -54,7 +54,7 @@ def test_only_those_grow_on_which_several_photographs_agree() -> None:
     assert asked.calls == [(STEP, 5)]
 
 
-def test_an_error_counts_from_its_weight_on_and_all_photographs_agree_where_fewer_are_asked() -> None:
+def test_an_error_counts_from_its_weight_on_and_all_photos_agree_where_fewer_are_asked() -> None:
     for views, min_views, grown in [(2, 2, [2.0]), (2, 3, [2.0]), (3, 4, []), (3, 2, [2.0])]:
         group = population(scales=[0.005] * 2)
         errors = [view([0.9, 1.1], [9.0] * 2)] * 2 + [view([0.9, 0.9], [9.0] * 2)]
@@ -70,14 +70,14 @@ def test_an_error_without_a_gradient_grows_nobody() -> None:
     assert len(group) == 2
 
 
-def test_what_few_photographs_were_asked_about_stays() -> None:
+def test_what_few_photos_were_asked_about_stays() -> None:
     group = population(scales=[0.005] * 3)
     asked = Asked(view([0.0] * 3, [0.4, 0.0, 0.3]), view([0.0] * 3, [0.2, 0.0, 0.6]))
     change = strategy(asked).after_step(group, seen([0.0] * 3), STEP)
     assert change is not None and change.pruned == 0 and len(group) == 3
 
 
-def test_what_no_photograph_of_all_needs_goes_when_all_are_asked() -> None:
+def test_what_no_photo_of_all_needs_goes_when_all_are_asked() -> None:
     group = population(scales=[0.005] * 3)
     asked = Asked(view([0.0] * 3, [0.4, 0.0, 0.3]), view([0.0] * 3, [0.2, 0.0, 0.6]))
     change = strategy(asked, thin_at=(0.3,), thin_share=0.0).after_step(group, (), STEP)
@@ -98,7 +98,7 @@ def test_the_least_needed_are_thinned_out_at_their_steps_alone() -> None:
             assert group.gaussians.means.detach()[:, 0].tolist() == [float(i) for i in range(3, 11)]
 
 
-def test_thinning_spares_what_a_single_photograph_of_many_shows(blob_scene: Scene) -> None:
+def test_thinning_spares_what_a_single_photo_of_many_shows(blob_scene: Scene) -> None:
     config = TrainConfig(steps=10, strategy="fast", fast=FastConfig(views=1, thin_at=(0.5,), thin_share=0.1))
     trainer = Trainer(blob_scene, config)
     group, cameras = (
@@ -128,7 +128,7 @@ def test_opacities_are_never_reset_and_growth_ends_by_its_share_of_the_steps() -
     assert not rule.observes_at(15_000) and rule.observes_at(14_999)
 
 
-def test_the_limit_follows_what_the_photographs_show() -> None:
+def test_the_limit_follows_what_the_photos_show() -> None:
     group = population(scales=[0.005] * 4)
     asked = Asked(*[view([5.0] * 4, [9.0] * 4)] * 2)
     rule = strategy(asked, detail=20.0, density=0.3)
@@ -158,7 +158,7 @@ def test_the_limit_grows_with_the_steps_of_a_long_training_up_to_an_end() -> Non
     assert limit(30_000, long_growth=0.0) == 1000
 
 
-def test_few_steps_have_a_lower_limit_for_large_photographs() -> None:
+def test_few_steps_have_a_lower_limit_for_large_photos() -> None:
     def limit(pixels: float, steps: int) -> int:
         config = TrainConfig(steps=steps, fast=FastConfig(density=0.1, long_growth=0.0))
         sizes = {"extent": 1.0, "detail": pixels, "pixels": pixels}

@@ -186,7 +186,7 @@ def test_without_any_gradient_births_follow_the_opacities() -> None:
     assert change is not None and change.relocated == 1 and len(group) == 3
 
 
-def test_the_noise_grows_with_the_photographs_of_a_step_as_the_step_does() -> None:
+def test_the_noise_grows_with_the_photos_of_a_step_as_the_step_does() -> None:
     moved = []
     for batch_size in (1, 4):
         group = population(scales=[0.1] * 3, opacities=[0.01] * 3)
@@ -234,7 +234,7 @@ def test_guided_births_go_where_gradients_are_large() -> None:
     assert not group.counts["grad2d"].any() and not group.counts["visible"].any()
 
 
-def test_a_gradient_is_the_mean_of_the_photographs_that_show_the_gaussian() -> None:
+def test_a_gradient_is_the_mean_of_the_photos_that_show_the_gaussian() -> None:
     group = population(scales=[0.01] * 3, opacities=[0.9, 0.9, 0.001])
     group.counts["grad2d"][:2] = 1.0
     group.counts["visible"][:2] = torch.tensor([1e5, 1.0])
@@ -397,7 +397,7 @@ def test_dealing_to_millions_takes_two_lists_of_their_own(monkeypatch: pytest.Mo
 
 def test_who_is_born_is_the_same_however_sums_are_rounded(blob_scene: Scene) -> None:
     found = []
-    # The same sums over three photographs, in another order: as on several ranks.
+    # The same sums over three photos, in another order: as on several ranks.
     for batch_size, accumulate in ((3, 1), (1, 3)):
         settings = {"batch_size": batch_size, "accumulate": accumulate, "mcmc.every": 10}
         trainer = Trainer(blob_scene, config_of({**COMMON, **MCMC, **settings}, 60))

@@ -1,4 +1,4 @@
-"""Shapes stay in their limits, and what too few photographs show is removed."""
+"""Shapes stay in their limits, and what too few photos show is removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one(mean: np.ndarray, size: float, opacity: float = 4.0) -> Gaussians:
 
 
 def at_least(min_views: int) -> ShapeLimits:
-    """Return limits that remove what fewer photographs show."""
+    """Return limits that remove what fewer photos show."""
     return ShapeLimits(ShapeConfig(min_views=min_views), 1.0, OPTIONS)
 
 

@@ -247,7 +247,7 @@ def test_edit_publishes_six_tensors_at_once_that_require_gradients() -> None:
         assert tensor.shape[0] == 3 and tensor.requires_grad and tensor.is_leaf and tensor.is_contiguous()
 
 
-def test_photographs_grow_to_their_size_by_the_share_of_the_steps() -> None:
+def test_photos_grow_to_their_size_by_the_share_of_the_steps() -> None:
     config = TrainConfig(steps=1000, coarse=CoarseConfig(first=4.0, until=0.6))
     assert [divisor_at(step, config) for step in (0, 300, 600, 999)] == pytest.approx([4.0, 2.0, 1.0, 1.0])
 
@@ -255,7 +255,7 @@ def test_photographs_grow_to_their_size_by_the_share_of_the_steps() -> None:
 @pytest.mark.parametrize(
     ("num_photos", "degree"), [(3, 0), (11, 0), (12, 1), (26, 1), (27, 2), (48, 3), (999, 3)]
 )
-def test_a_degree_needs_photographs_for_its_coefficients(num_photos: int, degree: int) -> None:
+def test_a_degree_needs_photos_for_its_coefficients(num_photos: int, degree: int) -> None:
     config = TrainConfig(sh_degree_every=10, sh_photos=3.0)
     assert sh_degree_at(500, config, num_photos) == degree
     assert sh_degree_at(5, config, num_photos) == 0
@@ -264,7 +264,7 @@ def test_a_degree_needs_photographs_for_its_coefficients(num_photos: int, degree
     assert sh_degree_at(500, replace(config, init="a.ply"), num_photos) == 3
 
 
-def test_with_too_few_photographs_the_color_does_not_depend_on_the_view(blob_scene: Scene) -> None:
+def test_with_too_few_photos_the_color_does_not_depend_on_the_view(blob_scene: Scene) -> None:
     num = len(blob_scene.train_indices)
     for sh_photos, learned in ((num / 4.0, True), (num / 3.9, False)):
         config = TrainConfig(steps=10, sh_degree=1, sh_degree_every=2, sh_photos=sh_photos)

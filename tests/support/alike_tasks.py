@@ -49,7 +49,7 @@ def dealt_model(ranks: Ranks, sizes: tuple[int, ...]) -> Population:
 
 
 def strategy_of(config: TrainConfig, population: Population) -> Strategy:
-    """Return a strategy to which photographs show the same of a Gaussian, whatever rank holds it."""
+    """Return a strategy to which photos show the same of a Gaussian, whatever rank holds it."""
 
     def survey(step: int, num_views: int | None) -> Iterator[Tensor]:
         for view in range(num_views or 10):

@@ -21,7 +21,7 @@ from splatstudio.scene.scene import Scene
 
 
 def write_blob_scene(folder: Path, num_views: int = NUM_VIEWS) -> Path:
-    """Write photographs of `blobs` and the COLMAP text files that tell their cameras and points."""
+    """Write photos of `blobs` and the COLMAP text files that tell their cameras and points."""
     gaussians, cameras = blobs(), ring_of_cameras(num_views)
     (folder / "images").mkdir(parents=True)
     (folder / "sparse" / "0").mkdir(parents=True)

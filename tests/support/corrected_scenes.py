@@ -1,4 +1,4 @@
-"""Scenes whose photographs need corrections, and the settings that learn them."""
+"""Scenes whose photos need corrections, and the settings that learn them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def trained_run(scene: Scene, run: Path, steps: int = 3, config: TrainConfig = M
 
 
 def scores(psnr: float) -> Evaluation:
-    """Return an evaluation of one photograph."""
+    """Return an evaluation of one photo."""
     image = ImageScore("a.png", psnr, 0.5)
     return Evaluation(psnr, 0.5, num_gaussians=7, images=(image,), seconds_per_image=0.1)
 

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from splatstudio.devices import transfer
 from splatstudio.scene import photo_uploads
 
-# These copy without waiting, or are where the host may wait: what they do is not told. (On a GPU photographs
+# These copy without waiting, or are where the host may wait: what they do is not told. (On a GPU photos
 # are copied by a stream of their own, see `PhotoUploads`.)
 _LET = {f.__code__ for f in (transfer.to_device, transfer.ReadBack.read, photo_uploads.pixels_of)}
 # What needs a number, or a size, that only the device knows.

@@ -1,4 +1,4 @@
-"""Free meshes with their photographs, made by a renderer of the tests' own, to compare reconstructions with.
+"""Free meshes with their photos, made by a renderer of the tests' own, to compare reconstructions with.
 
 spot: Keenan Crane's cow, which he put into the public domain (CC0). The others are `ballA`, `angle_block` and
 `featuretype` of trimesh (MIT, Copyright (c) 2023 Michael Dawson-Haggerty).

@@ -17,7 +17,7 @@ from splatstudio.training.trainer import Trainer
 
 @contextmanager
 def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Iterator[Trainer]:
-    """Yield a training with its photographs decoded; `waits`: the host asks how many instances there are."""
+    """Yield a training with its photos decoded; `waits`: the host asks how many instances there are."""
     one = Trainer(scene, config)
     if waits:
         one.parts.capacity = None
@@ -29,7 +29,7 @@ def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Itera
 
 
 def decode(one: Trainer) -> None:
-    """Read all photographs of a training, so that none of its steps waits for one."""
+    """Read all photos of a training, so that none of its steps waits for one."""
     for index in one.scene.train_indices:
         one.parts.queue.photo(index)
 

@@ -19,7 +19,7 @@ from splatstudio.training.trainer import Trainer
 def peak_of_training(ranks: Ranks, folder: Path, config: TrainConfig, num: int) -> int:
     """Return the most bytes that this process holds while `num` Gaussians are trained for a few steps.
 
-    All photographs show all of the Gaussians. What the process has freed before is given back first.
+    All photos show all of the Gaussians. What the process has freed before is given back first.
     """
     scene = load_scene(folder)
     low, high = np.quantile(scene.points, 0.1, axis=0), np.quantile(scene.points, 0.9, axis=0)

@@ -238,7 +238,7 @@ def image_pair(data: dict[str, np.ndarray], dtype: torch.dtype) -> tuple[Tensor,
 
 
 def assert_image_gradient(image: Tensor, expected: np.ndarray, strictness: float) -> None:
-    # A photograph against itself has no gradient but rounding errors, whose scale is that of an image of
+    # A photo against itself has no gradient but rounding errors, whose scale is that of an image of
     # this many pixels.
     largest = max(np.abs(expected).max(), 1.0 / expected.size)
     assert_near(array(image.grad), expected, 1e-3 * largest * strictness, "gradient of the image")

@@ -1,4 +1,4 @@
-"""How far estimated cameras are from those that drew the photographs."""
+"""How far estimated cameras are from those that drew the photos."""
 
 from __future__ import annotations
 

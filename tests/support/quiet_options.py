@@ -1,4 +1,4 @@
-"""Settings under which a training on one GPU learns more than Gaussians, or from more than one photograph."""
+"""Settings under which a training on one GPU learns more than Gaussians, or from more than one photo."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ OPTIONS: dict[str, TrainConfig] = {
 
 
 def guide_of(scene: Scene, config: DepthConfig) -> DepthGuide:
-    """Return a guide, in place of `DepthGuide.of`, for which every photograph shows every point."""
+    """Return a guide, in place of `DepthGuide.of`, for which every photo shows every point."""
     known = {index: scene.points.astype("float64") for index in scene.train_indices}
     return DepthGuide(known if config.weight > 0 else {}, scene.extent)

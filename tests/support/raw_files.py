@@ -1,4 +1,4 @@
-"""Raw photographs of our own making: the least that the specification of DNG 1.4 asks for."""
+"""Raw photos of our own making: the least that the specification of DNG 1.4 asks for."""
 
 from __future__ import annotations
 

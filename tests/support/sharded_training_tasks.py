@@ -43,7 +43,7 @@ class Plan:
     resume: Path | None = None
     save: Path | None = None
     fault: str = ""
-    drop_before: int = 0  # the step (from 1) before which a step's photographs are thrown away
+    drop_before: int = 0  # the step (from 1) before which a step's photos are thrown away
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Trained:
     changes: list[Change]
     problems: list[str]
     saved: Path | None
-    psnr: float  # of the test photographs, by all ranks together
+    psnr: float  # of the test photos, by all ranks together
     whole: Gaussians | None  # on rank 0
     moments: dict[str, Tensor]  # this rank's exp_avg_sq
     max_gaussians: int

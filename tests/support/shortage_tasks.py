@@ -98,8 +98,8 @@ def descend_short(
 
 
 @contextmanager
-def _short_of_photographs(fails: bool) -> Iterator[None]:
-    """Let the fourth photograph be too much for memory, where the rank `fails`."""
+def _short_of_photos(fails: bool) -> Iterator[None]:
+    """Let the fourth photo be too much for memory, where the rank `fails`."""
     calls, target_of = [0], shots.target_of
 
     def short(*args: Any) -> Any:
@@ -110,16 +110,16 @@ def _short_of_photographs(fails: bool) -> Iterator[None]:
         yield
 
 
-def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
-    """Train where a rank once has no memory for the photographs of its fourth step."""
-    with _short_of_photographs(ranks.rank == failing):
+def train_short_of_photos(ranks: Ranks, plan: Plan, failing: int) -> Trained:
+    """Train where a rank once has no memory for the photos of its fourth step."""
+    with _short_of_photos(ranks.rank == failing):
         return train(ranks, plan)
 
 
 def chance_after_shortage(ranks: Ranks, plan: Plan, failing: int) -> list[int]:
-    """Train as `train_short_of_photographs` does; return the state of the rank's generator."""
+    """Train as `train_short_of_photos` does; return the state of the rank's generator."""
     trainer = Trainer(load_scene(plan.scene), config_of(plan.settings, 200), ranks=ranks)
-    with _short_of_photographs(ranks.rank == failing):
+    with _short_of_photos(ranks.rank == failing):
         problems = [trainer.train_step().problem for _ in range(plan.steps)]
     assert sum(problem is not None for problem in problems) == 1
     trainer.close()

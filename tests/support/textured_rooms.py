@@ -1,4 +1,4 @@
-"""Photographs of rooms with textured walls, seen by known cameras: quick to draw, and rich in features."""
+"""Photos of rooms with textured walls, seen by known cameras: quick to draw, and rich in features."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ring(num: int, *, radius: float = 3.2, height: float = 2.2, share: float = 1
     return np.stack([look_at(place, np.array([0.0, 0.0, 0.4]), UP) for place in places])
 
 
-def photograph(walls: Sequence[Wall], viewmat: np.ndarray, scale: float = 1.0) -> np.ndarray:
+def draw_photo(walls: Sequence[Wall], viewmat: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """Return what a camera sees, [H, W, 3] uint8 RGB: walls are drawn from the farthest to the nearest.
 
     The sides are `scale` times WIDTH and HEIGHT.
@@ -100,7 +100,7 @@ def photograph(walls: Sequence[Wall], viewmat: np.ndarray, scale: float = 1.0) -
     return image
 
 
-def write_photographs(
+def write_photos(
     folder: Path, walls: Sequence[Wall], viewmats: np.ndarray, prefix: str = "room", scale: float = 1.0
 ) -> list[Path]:
     """Write what the cameras see as JPEG files and return them, in order."""
@@ -108,7 +108,7 @@ def write_photographs(
     files = []
     for number, viewmat in enumerate(viewmats):
         files.append(folder / f"{prefix}_{number:03d}.jpg")
-        pixels = cv2.cvtColor(photograph(walls, viewmat, scale), cv2.COLOR_RGB2BGR)
+        pixels = cv2.cvtColor(draw_photo(walls, viewmat, scale), cv2.COLOR_RGB2BGR)
         assert cv2.imwrite(str(files[-1]), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
     return files
 
@@ -119,7 +119,7 @@ def write_video(file: Path, walls: Sequence[Wall], viewmats: np.ndarray) -> Path
         stream = container.add_stream("libx264", rate=15, options={"crf": "16", "preset": "veryfast"})
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for viewmat in viewmats:
-            frame = av.VideoFrame.from_ndarray(photograph(walls, viewmat), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(draw_photo(walls, viewmat), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return file

@@ -1,4 +1,4 @@
-"""Known solids, ray-traced: their depth, a scene of photographs, and how near a mesh comes to them."""
+"""Known solids, ray-traced: their depth, a scene of photos, and how near a mesh comes to them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def paint(points: Tensor) -> Tensor:
 def write_traced_scene(
     folder: Path, solid: Shape, num: int = 8, pixels: int = 96, scale: float = 1.0
 ) -> Path:
-    """Write photographs of a painted solid on black as a COLMAP folder with points of its surface."""
+    """Write photos of a painted solid on black as a COLMAP folder with points of its surface."""
     model = folder / "sparse" / "0"
     model.mkdir(parents=True)
     (folder / "images").mkdir()

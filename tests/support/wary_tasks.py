@@ -99,7 +99,7 @@ def fail_at(ranks: Ranks, failures: dict[int, tuple[int, str]]) -> Ending:
 
 
 def grow_unread(ranks: Ranks, folder: Path, settings: dict[str, Any], failing: int) -> tuple[Any, ...]:
-    """Train up to the first change, for which a rank cannot read a photograph.
+    """Train up to the first change, for which a rank cannot read a photo.
 
     Return the error, whether all was as before it, and the number of changes that a second try makes.
     """
@@ -107,7 +107,7 @@ def grow_unread(ranks: Ranks, folder: Path, settings: dict[str, Any], failing: i
     made, seen = populations.attempt, []
 
     def unreadable(index: int) -> Any:
-        raise ValueError(f"photograph {index} cannot be read")
+        raise ValueError(f"photo {index} cannot be read")
 
     def watched(population: Any, work: Any) -> Any:
         before = state_of(population, trainer.parts.generator)

@@ -113,7 +113,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def front_camera(scene: Scene) -> Camera:
-    """Return the camera of a training photograph, twice as large."""
+    """Return the camera of a training photo, twice as large."""
     return scene.cameras[1].resized(96, 80)
 
 

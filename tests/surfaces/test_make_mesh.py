@@ -35,7 +35,7 @@ SIZE = 2.0  # cm, which the studio does not know
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was trained on photographs of a painted sphere of radius 2."""
+    """A run that was trained on photos of a painted sphere of radius 2."""
     folder = tmp_path_factory.mktemp("traced")
     scene = write_traced_scene(folder / "scene", SPHERE, num=6, pixels=PIXELS, scale=SIZE)
     ss.train(scene, run_dir=folder / "run", steps=400, test_every=0, seed=1)
@@ -56,7 +56,7 @@ def test_a_trained_sphere_comes_back_in_the_units_of_its_files(made: MadeMesh) -
     assert np.allclose(report.size, 2 * SIZE, rtol=0.1)
 
 
-def test_a_known_mesh_comes_back_from_its_photographs(tmp_path: Path) -> None:
+def test_a_known_mesh_comes_back_from_its_photos(tmp_path: Path) -> None:
     spot = known_mesh("spot")
     scene = write_traced_scene(tmp_path / "scene", spot, num=6, pixels=128)
     trained = ss.train(scene, run_dir=tmp_path / "run", preset="surface", steps=500, test_every=0, seed=1)
@@ -76,7 +76,7 @@ def test_the_report_says_what_is_true(made: MadeMesh) -> None:
     assert "of 255" in dict(report.rows)["Colors differ by"]
 
 
-def test_its_colors_are_those_of_the_photographs(made: MadeMesh) -> None:
+def test_its_colors_are_those_of_the_photos(made: MadeMesh) -> None:
     mesh = made.mesh
     assert mesh.colors is not None and mesh.num_seen is not None
     seen = mesh.num_seen >= 3
@@ -84,12 +84,12 @@ def test_its_colors_are_those_of_the_photographs(made: MadeMesh) -> None:
     assert (mesh.colors - paint(at))[seen].abs().mean() < 0.06
 
 
-def test_views_between_photographs_close_holes_where_those_are_few(run: Path) -> None:
+def test_views_between_photos_close_holes_where_those_are_few(run: Path) -> None:
     model, scene = load_model(run), load_scene(run.parent / "scene")
     few = replace(scene, views=scene.views[::2])  # 9 of 18
     plain = mesh_of_model(model, few, COARSE)
     between = mesh_of_model(model, few, replace(COARSE, between=True))
-    assert between.report.views == plain.report.views == 9, "only photographs are told"
+    assert between.report.views == plain.report.views == 9, "only photos are told"
 
     def seen(mesh: Mesh) -> float:
         return float(face_areas(mesh).sum())
@@ -154,7 +154,7 @@ def test_masks_leave_holes(run: Path, tmp_path: Path) -> None:
     masked = mesh_of_model(model, load_scene(scene), COARSE)
     assert masked.report.holes >= 1
     top = float(masked.mesh.vertices[:, 2].max())
-    assert top < 0.95 * SIZE, "no photograph shows the pole"
+    assert top < 0.95 * SIZE, "no photo shows the pole"
 
 
 def test_the_preset_is_closed_small_and_plain(run: Path) -> None:
@@ -213,10 +213,10 @@ def test_too_little_memory_takes_the_resolution_that_fits_and_says_the_number(
     assert 100 < coarser.mesh.num_triangles < made.mesh.num_triangles
 
 
-def test_one_photograph_gives_what_it_sees_with_a_note(run: Path) -> None:
+def test_one_photo_gives_what_it_sees_with_a_note(run: Path) -> None:
     scene = load_scene(run.parent / "scene")
     made = mesh_of_model(load_model(run), replace(scene, views=scene.views[:1]), COARSE)
-    assert "1 photographs are few" in " ".join(made.report.notes)
+    assert "1 photos are few" in " ".join(made.report.notes)
     assert made.report.holes >= 1 and made.report.seen_by_three == 0.0
 
 

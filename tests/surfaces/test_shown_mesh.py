@@ -33,7 +33,7 @@ def read(glb: bytes) -> tuple[np.ndarray, np.ndarray]:
 def test_it_lies_in_the_studio_and_has_its_colors(colored: Mesh) -> None:
     shown = shown_mesh(colored)
     assert shown is not None
-    vertices, colors = read(shown.glb("photographs"))
+    vertices, colors = read(shown.glb("photos"))
     assert np.allclose(vertices, colored.vertices.numpy(), atol=1e-6), "not turned to the axes of glTF"
     assert np.array_equal(colors[:, 0] > 0.5, vertices[:, 2] > 0)
 

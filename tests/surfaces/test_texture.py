@@ -1,4 +1,4 @@
-"""Textures: triangles laid out flat, filled with what photographs show, and written so that others see it."""
+"""Textures: triangles laid out flat, filled with what photos show, and written so that others see it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE = 256
 TOLERANCE = 0.1
 
 
-def photographs() -> list[SurfaceView]:
+def photos() -> list[SurfaceView]:
     """Return pictures of a painted sphere with their depth, larger than its depth is."""
     views = []
     for view in views_of(SPHERE, num=5, pixels=64):
@@ -39,10 +39,10 @@ def photographs() -> list[SurfaceView]:
 
 @pytest.fixture(scope="module")
 def coarse() -> Mesh:
-    """Return a sphere of few triangles with the colors of its photographs."""
+    """Return a sphere of few triangles with the colors of its photos."""
     pytest.importorskip("fast_simplification")
     pytest.importorskip("xatlas")
-    views = photographs()
+    views = photos()
     ball = extract_surface(field_of([view.depth_view for view in views], 0.06))
     return colored_by(simplified(ball, 300), views, TOLERANCE).mesh
 
@@ -50,7 +50,7 @@ def coarse() -> Mesh:
 @pytest.fixture(scope="module")
 def ball(coarse: Mesh) -> Mesh:
     """Return the coarse sphere with a texture."""
-    return textured(coarse, lambda texel: photographs(), SIZE, TOLERANCE)
+    return textured(coarse, lambda texel: photos(), SIZE, TOLERANCE)
 
 
 def shown_at(mesh: Mesh, weights: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
@@ -73,8 +73,8 @@ def test_a_texture_shows_what_few_vertices_cannot(ball: Mesh) -> None:
     assert np.abs(shown - true).mean() < 0.5 * np.abs(between - true).mean()
 
 
-def test_what_no_photograph_sees_has_the_colors_of_its_vertices(coarse: Mesh) -> None:
-    above = [view for view in photographs() if view.depth_view.camera.position[2] > 1.0]
+def test_what_no_photo_sees_has_the_colors_of_its_vertices(coarse: Mesh) -> None:
+    above = [view for view in photos() if view.depth_view.camera.position[2] > 1.0]
     half = colored_by(coarse, above, TOLERANCE).mesh
     assert half.num_seen is not None and half.colors is not None
     unseen = (half.num_seen[half.faces] == 0).all(dim=1)

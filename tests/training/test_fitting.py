@@ -25,17 +25,17 @@ GIB = 1 << 30
 LIMIT = "densify.max_gaussians"
 
 
-def test_auto_holds_as_many_of_a_steps_photographs_as_fit(
+def test_auto_holds_as_many_of_a_steps_photos_as_fit(
     monkeypatch: pytest.MonkeyPatch, blob_scene: Scene
 ) -> None:
     config = TrainConfig(accumulate=12)
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 100 * GIB)
     whole, sentence = fitted(config, blob_scene, GPU, max_splats=None, fit_batch=True)
-    assert (whole.batch_size, whole.accumulate) == (12, 1) and "1 x 12 photographs" in sentence
+    assert (whole.batch_size, whole.accumulate) == (12, 1) and "1 x 12 photos" in sentence
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 5 * GIB)
     part, sentence = fitted(config, blob_scene, GPU, max_splats=None, fit_batch=True)
     assert 1 < part.batch_size < 12 and part.batch_size * part.accumulate == 12
-    assert f"{part.accumulate} x {part.batch_size} photographs" in sentence
+    assert f"{part.accumulate} x {part.batch_size} photos" in sentence
     most = fitted(replace(config, batch_size=64), blob_scene, GPU, max_splats=5000, fit_batch=True)[0]
     assert (most.batch_size, most.accumulate) == (64, 12), "as many at once as a setting allows"
     with pytest.raises(ValueError, match="--accumulate 8 --batch-size auto"):
@@ -57,7 +57,7 @@ def test_the_strategys_own_limit_is_planned_with(blob_scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["mcmc", "fast"])
-def test_what_they_choose_themselves_follows_the_pixels_and_the_root_of_the_photographs(
+def test_what_they_choose_themselves_follows_the_pixels_and_the_root_of_the_photos(
     blob_scene: Scene, strategy: StrategyName
 ) -> None:
     config = TrainConfig(steps=2000, strategy=strategy, mcmc=McmcConfig(density=1.0))
@@ -98,14 +98,14 @@ def test_fast_chooses_no_more_than_fit(monkeypatch: pytest.MonkeyPatch, blob_sce
     assert same == config and "no more fit" not in sentence
 
 
-def test_what_fast_asks_of_photographs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fast_asks_of_photos_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: GIB)
     sizes = [(100, 100)]
     default, fast = (plan_memory(TrainConfig(strategy=name), sizes, TWO) for name in ("default", "fast"))
     assert fast.per_splat - default.per_splat == 36, "two views at a time, and the largest so far"
 
 
-def test_each_rank_on_the_cpu_keeps_all_photographs_that_its_room_holds(
+def test_each_rank_on_the_cpu_keeps_all_photos_that_its_room_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_plan, "default_memory_budget", lambda: 8 * GIB)

@@ -43,7 +43,7 @@ from pathlib import Path
 import splatstudio
 import blob_models
 
-# Photographs large enough to count beside the Gaussians.
+# Photos large enough to count beside the Gaussians.
 blob_models.WIDTH, blob_models.HEIGHT, blob_models.FOCAL = 480, 360, 430.0
 import conftest
 from splatstudio.settings.config import DensifyConfig, TrainConfig
@@ -129,7 +129,7 @@ def test_more_memory_smaller_colors_and_smaller_batches_hold_more_splats(free) -
     assert plan_memory(config, SIZES, GPU).num_splats < one / 2
 
 
-def test_photographs_stay_on_a_gpu_where_splats_leave_room(free) -> None:
+def test_photos_stay_on_a_gpu_where_splats_leave_room(free) -> None:
     plan = plan_memory(TrainConfig(), SIZES, GPU)
     photos = 4 * 20 * 1000 * 800
     assert plan.kept_photos(1_000_000) == photos
@@ -185,7 +185,7 @@ def test_a_training_takes_what_the_plan_says(
     first = pool.run(num_ranks, peak_of_training, blob_folder, TrainConfig(), few)
     peaks = pool.run(num_ranks, peak_of_training, blob_folder, TrainConfig(), many)
     plan = plan_memory(TrainConfig(), sizes_of(blob_scene), choose_devices(ranks=num_ranks))
-    # These photographs show all Gaussians, each to every rank.
+    # These photos show all Gaussians, each to every rank.
     hidden = num_ranks * (1.0 - SEEN_SHARE) * (SEEN_BYTES + (EXCHANGED_BYTES if num_ranks > 1 else 0))
     planned = plan.per_splat + hidden
     for before, peak in zip(first, peaks, strict=True):
@@ -225,7 +225,7 @@ def after_training(scene: Scene, config: TrainConfig) -> tuple[dict[str, torch.T
 
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc", "fast"])
-def test_other_test_photographs_make_the_same_model(
+def test_other_test_photos_make_the_same_model(
     tracked: Scene,
     tmp_path: Path,
     strategy: str,
@@ -240,7 +240,7 @@ def test_other_test_photographs_make_the_same_model(
     assert all(view.name == own.name for view, own in zip(other.views, tracked.views, strict=True))
     config = replace(EVERYTHING, strategy=strategy)  # type: ignore[arg-type]
     (ours, score), (theirs, other_score) = (after_training(scene, config) for scene in (tracked, other))
-    assert abs(score - other_score) > 1.0, "the photographs are others indeed"
+    assert abs(score - other_score) > 1.0, "the photos are others indeed"
     assert ours.keys() == theirs.keys() and any(tensor.any() for tensor in ours.values())
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name

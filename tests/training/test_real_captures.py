@@ -1,4 +1,4 @@
-"""The options for real captures beside each other, and beside photographs that tell less than all."""
+"""The options for real captures beside each other, and beside photos that tell less than all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_sky_wins_over_random_backgrounds_of_an_older_training(blob_scene: Sce
 
 
 @pytest.mark.parametrize("learned", ["sky", "exposure"])
-def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
+def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photo(
     blob_scene: Scene, learned: str
 ) -> None:
     config = TrainConfig(steps=20, strategy="fast")
@@ -72,7 +72,7 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     shot_of = shots.of_photo
 
     def perfect(index: int, *how: Any) -> TrainView:
-        """Return the photograph as the model shows it with what was learned."""
+        """Return the photo as the model shows it with what was learned."""
         shot = shot_of(index, *how)
         with torch.no_grad():
             options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
@@ -133,7 +133,7 @@ def test_an_antialiased_training_learns_and_shows_specks_as_faint_as_they_are(
         exported = tmp_path / f"{antialiased}.ply"
         assert export_model(tmp_path / f"{antialiased}", exported).note is None
         assert load_model(exported).options.antialiased == antialiased
-    # But for what 8 bits of a photograph round.
+    # But for what 8 bits of a photo round.
     assert losses[0] < 0.1 * losses[1] and scores[0] > scores[1] + 5.0
 
 

@@ -63,7 +63,7 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
     assert session.save_if_needed() is None, "the last step was saved already"
 
 
-def test_the_metrics_name_the_photograph_that_was_measured(session: Session) -> None:
+def test_the_metrics_name_the_photo_that_was_measured(session: Session) -> None:
     advances = [session.advance() for _ in range(6)]
     (row,) = [row for row in session.run.metrics().rows if "loss" in row]
     assert (row["step"], row["view"]) == (6, advances[-1].stats.view)
@@ -103,7 +103,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     assert load_checkpoint(saved).step == 4
 
 
-def test_an_unreadable_test_photograph_does_not_end_the_training(
+def test_an_unreadable_test_photo_does_not_end_the_training(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -341,7 +341,7 @@ CALM = TrainConfig(steps=10, sh_degree=0, test_every=0, densify=DensifyConfig(en
 THINS = replace(CALM, strategy="fast", densify=DensifyConfig(), fast=FastConfig(thin_at=(0.3, 0.6, 0.9)))
 
 
-def photographs_told(trainer: Trainer, steps: int) -> list[int]:
+def photos_told(trainer: Trainer, steps: int) -> list[int]:
     """Return how often each step has shown that it gets on."""
     told = []
     for _ in range(steps):
@@ -352,18 +352,18 @@ def photographs_told(trainer: Trainer, steps: int) -> list[int]:
     return told
 
 
-def test_a_survey_of_all_photographs_shows_each(blob_scene: Scene) -> None:
+def test_a_survey_of_all_photos_shows_each(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, THINS)
     num = len(blob_scene.train_indices)
-    assert photographs_told(trainer, 6) == [0, 0, 0, num, 0, 0]
+    assert photos_told(trainer, 6) == [0, 0, 0, num, 0, 0]
     trainer.close()
 
 
-def test_looking_who_is_shown_shows_each_photograph(blob_scene: Scene) -> None:
+def test_looking_who_is_shown_shows_each_photo(blob_scene: Scene) -> None:
     shapes = ShapeConfig(min_views=1, min_views_every=3)
     trainer = Trainer(blob_scene, replace(CALM, shapes=shapes))
     num = len(blob_scene.train_indices)
-    assert photographs_told(trainer, 4) == [0, 0, num, 0]
+    assert photos_told(trainer, 4) == [0, 0, num, 0]
     trainer.close()
 
 

@@ -75,7 +75,7 @@ def test_rounds_are_as_good_as_a_batch(pool: RankPool, blob_folder: Path) -> Non
     for num_ranks, accumulate in ((1, 4), (2, 2), (4, 1)):
         settings = {**CALM, "accumulate": accumulate}
         other = pool.run(num_ranks, train, Plan(blob_folder, settings, 5))[0]
-        exact = num_ranks == 1 or accumulate == 1  # else photographs of like cost come into one round
+        exact = num_ranks == 1 or accumulate == 1  # else photos of like cost come into one round
         assert other.losses == (one.losses if exact else pytest.approx(one.losses, rel=1e-4))
 
 
@@ -120,7 +120,7 @@ def test_any_number_of_ranks_goes_on(
     two_go_on: list[Trained],
     num_ranks: int,
 ) -> None:
-    settings = {"accumulate": 12 // num_ranks}  # the same twelve photographs
+    settings = {"accumulate": 12 // num_ranks}  # the same twelve photos
     other = pool.run(num_ranks, train, Plan(blob_folder, settings, 10, resume=saved_by_two[0].saved))
     assert other[0].losses[0] == pytest.approx(two_go_on[0].losses[0], rel=1e-7)
     assert other[0].losses == pytest.approx(two_go_on[0].losses, rel=1e-3)

@@ -49,7 +49,7 @@ def with_harmonics(degree: int) -> Gaussians:
 
 @pytest.mark.parametrize("ending", [".ply", ".spz", ".pt"])
 def test_a_file_is_moved_into_the_scene_s_frame(tmp_path: Path, blob_scene: Scene, ending: str) -> None:
-    # The photographs show `blobs` in the coordinates of the scene's files, which are not its frame.
+    # The photos show `blobs` in the coordinates of the scene's files, which are not its frame.
     assert not np.allclose(blob_scene.transform, np.eye(4), atol=0.1)
     write_gaussians(tmp_path / f"a{ending}", blobs())
     _, gaussians = started(blob_scene, tmp_path / f"a{ending}")
@@ -131,7 +131,7 @@ def test_the_degree_is_the_training_s(tmp_path: Path, blob_scene: Scene, degree:
 def test_a_model_of_another_scene_is_refused(tmp_path: Path, blob_scene: Scene) -> None:
     away = replace(blobs(), means=blobs().means + torch.tensor([0.0, 0.0, 500.0]))
     write_gaussians(tmp_path / "away.ply", away)
-    with pytest.raises(ValueError, match=r"away\.ply does not belong to .*blobs: no photograph's camera"):
+    with pytest.raises(ValueError, match=r"away\.ply does not belong to .*blobs: no photo's camera"):
         started(blob_scene, tmp_path / "away.ply")
     with pytest.raises(ValueError, match="no model to start from at"):
         started(blob_scene, tmp_path / "missing.ply")

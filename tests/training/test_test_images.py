@@ -1,4 +1,4 @@
-"""The photographs that a user names are held out, and no others, in training and in evaluation."""
+"""The photos that a user names are held out, and no others, in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names_of(folder: Path) -> list[str]:
     return [view.name for view in load_scene(folder).views]
 
 
-def test_the_named_photographs_are_held_out_and_no_others(blob_folder: Path) -> None:
+def test_the_named_photos_are_held_out_and_no_others(blob_folder: Path) -> None:
     names = names_of(blob_folder)
     for given in ((names[1], names[3]), (f"{names[3]}, {names[1]}",)):
         scene = load_scene(blob_folder, test_images=given)
@@ -28,7 +28,7 @@ def test_the_named_photographs_are_held_out_and_no_others(blob_folder: Path) -> 
 
 
 def test_names_that_are_not_there_are_told(blob_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"no photograph none\.png to hold out; its names are as "):
+    with pytest.raises(ValueError, match=r"no photo none\.png to hold out; its names are as "):
         load_scene(blob_folder, test_images=("none.png",))
     with pytest.raises(ValueError, match="none is left to train on"):
         load_scene(blob_folder, test_images=tuple(names_of(blob_folder)))
@@ -50,8 +50,8 @@ def test_a_run_remembers_them(blob_folder: Path, tmp_path: Path) -> None:
     other = evaluate_task(EvaluationTask(tmp_path / "run", test_images=(names[3],)))
     assert [score.name for score in other.evaluation.images] == [names[3]] and other.file is None
     learned, unwritten = other.evaluation.notes
-    assert learned.startswith(f"the training has learned from 1 of these 1 photographs ({names[3]})")
-    assert unwritten.endswith("its own scores are of other photographs")
+    assert learned.startswith(f"the training has learned from 1 of these 1 photos ({names[3]})")
+    assert unwritten.endswith("its own scores are of other photos")
     assert scored.evaluation.notes == ()
     checkpoint = tmp_path / "run" / "ckpts" / "step_00000002"
     with pytest.raises(ValueError, match=rf"was trained with test_images {names[2]}, but .* test_every 8"):

@@ -34,7 +34,7 @@ def faster(times: StepTimes, factor: float) -> StepTimes:
 
 @pytest.fixture
 def large(blob_scene: Scene) -> Scene:
-    """Return the scene as if its photographs had 1600 x 1200 pixels."""
+    """Return the scene as if its photos had 1600 x 1200 pixels."""
     views = tuple(replace(view, camera=view.camera.resized(1600, 1200)) for view in blob_scene.views)
     return replace(blob_scene, views=views)
 
@@ -52,13 +52,13 @@ def test_time_follows_steps_batches_pixels_and_splats(large: Scene) -> None:
     quarter = working(changed(config, "downscale", 2), by_pixels)
     assert working(config, by_pixels) == pytest.approx(4 * quarter)
     fast = PRESETS["fast"].apply(config, ("steps",))
-    assert working(fast, by_pixels) < 0.7 * working(config, by_pixels), "small photographs first, then halves"
+    assert working(fast, by_pixels) < 0.7 * working(config, by_pixels), "small photos first, then halves"
     fixed = changed(config, "densify.enabled", False)
     by_splats = StepTimes(0.0, 0.0, 1e-6)
     assert working(fixed, by_splats) < working(config, by_splats), "splats are added"
 
 
-def test_a_slow_machine_gets_smaller_photographs_and_fewer_steps(large: Scene) -> None:
+def test_a_slow_machine_gets_smaller_photos_and_fewer_steps(large: Scene) -> None:
     speeds = [faster(SLOW, factor) for factor in (100, 10, 1, 0.1)]
     plans = [plan_within(10.0, large, TrainConfig(), speed) for speed in speeds]
     assert [plan.downscale for plan in plans] == sorted(plan.downscale for plan in plans)

@@ -60,7 +60,7 @@ def assert_same(ours: Gaussians, theirs: Gaussians) -> None:
         assert torch.equal(tensor, theirs.tensors()[name]), name
 
 
-def test_training_improves_the_test_photographs(start: Any, blob_scene: Scene) -> None:
+def test_training_improves_the_test_photos(start: Any, blob_scene: Scene) -> None:
     trainer = start(TrainConfig(steps=300))
     before = evaluate(trainer.gaussians, blob_scene)
     losses = run(trainer, 300)
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_scene_is_refused(start: Any, tmp_path: Path) ->
         Trainer.resume(scene, trainer.save(tmp_path))
 
 
-def test_every_training_photograph_is_used_once_an_epoch_and_no_test_photograph(start: Any) -> None:
+def test_every_training_photo_is_used_once_an_epoch_and_no_test_photo(start: Any) -> None:
     trainer = start()
     names = [trainer.train_step().view for _ in range(28)]
     training = {trainer.scene.views[index].name for index in trainer.scene.train_indices}
@@ -237,12 +237,12 @@ def test_a_random_background_leaves_nothing_transparent_to_hide(start: Any, blob
     with torch.no_grad():
         with_random = render(trainer.gaussians, blob_scene.cameras[1]).alpha.mean()
         without = render(plain.gaussians, blob_scene.cameras[1]).alpha.mean()
-    # The photographs show black where nothing is: only opaque black looks right over every background.
+    # The photos show black where nothing is: only opaque black looks right over every background.
     assert with_random > without + 0.02
 
 
 def masked_copy(folder: Path, destination: Path) -> Scene:
-    """Return the blobs with the left third of each photograph spoilt and masked."""
+    """Return the blobs with the left third of each photo spoilt and masked."""
     for part in ("images", "sparse/0", "masks"):
         (destination / part).mkdir(parents=True)
     for file in (folder / "sparse" / "0").iterdir():
@@ -273,7 +273,7 @@ def test_masked_pixels_teach_nothing(start: Any, blob_folder: Path, tmp_path: Pa
     assert green(spoilt.gaussians) > 0.15 > 0.08 > green(trainer.gaussians)
 
 
-def test_a_loss_that_is_not_a_number_is_told_with_step_and_photograph(start: Any) -> None:
+def test_a_loss_that_is_not_a_number_is_told_with_step_and_photo(start: Any) -> None:
     trainer = start()
     run(trainer, 4)
     trainer.gaussians.sh0.fill_(1e38)
@@ -291,7 +291,7 @@ def test_a_model_that_dies_out_is_told(start: Any) -> None:
 
 
 def test_a_scene_with_nothing_to_train_on_is_refused(blob_scene: Scene) -> None:
-    with pytest.raises(ValueError, match="has no photographs to train on"):
+    with pytest.raises(ValueError, match="has no photos to train on"):
         Trainer(replace(blob_scene, views=()), CONFIG)
     with pytest.raises(ValueError, match="setting steps is 0"):
         Trainer(blob_scene, TrainConfig(steps=0))

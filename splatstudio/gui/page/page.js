@@ -158,8 +158,8 @@
         + "open the address that it prints; if the connection dropped, this page will reconnect.");
   }, 2500);
 
-  // The photographs of the list are labels, which have no keys of their own. The list is drawn anew when one is
-  // chosen or a score has changed, and the keyboard stays at the photograph where it was.
+  // The photos of the list are labels, which have no keys of their own. The list is drawn anew when one is
+  // chosen or a score has changed, and the keyboard stays at the photo where it was.
   let last = null;
   const photo = event => event.target.closest?.("[data-photo]") ?? null;
   document.addEventListener("keydown", event => {

@@ -24,7 +24,7 @@ MOST_KEPT = 200
 MOST_BYTES = 1 << 17  # of a picture that is kept; others were not made here
 MOST_NAMES = 2000  # of a folder that are read
 JPEG = b"\xff\xd8\xff"
-# Where a scene has its photographs: smaller copies of them first.
+# Where a scene has its photos: smaller copies of them first.
 PHOTOS = ("images_8", "images_4", "images_2", "images", "input", "", "photos", "rgb", "train")
 PHOTOS += ("keyframes/corrected_images", "keyframes/images", "opensfm/images", "dense/0/images")
 
@@ -33,7 +33,7 @@ PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 64">
 transform="rotate(-25 38 38)"/><ellipse cx="58" cy="29" rx="13" ry="7" transform="rotate(20 58 29)"/>
 <ellipse cx="52" cy="44" rx="9" ry="4"/></g></svg>"""
 
-_at_work = threading.Lock()  # one picture at a time: a large photograph takes half a gigabyte
+_at_work = threading.Lock()  # one picture at a time: a large photo takes half a gigabyte
 
 
 def thumbnail_of(path: Path) -> bytes | None:
@@ -46,7 +46,7 @@ def thumbnail_of(path: Path) -> bytes | None:
 
 
 def picture_of(path: Path) -> Path | None:
-    """Return what shows a scene or a run best: a run's newest render, else a photograph of its scene.
+    """Return what shows a scene or a run best: a run's newest render, else a photo of its scene.
 
     Raises OSError or ValueError where it cannot be read.
     """
@@ -68,7 +68,7 @@ def _newest_render(folder: Path) -> Path | None:
 
 
 def _photo_of(scene: Path) -> Path | None:
-    """Return the first photograph of a scene by name, None where it is not found at once."""
+    """Return the first photo of a scene by name, None where it is not found at once."""
     if is_video(scene):
         return _first_picture(estimated_poses(scene) / "images")
     places = (scene / name for name in PHOTOS)

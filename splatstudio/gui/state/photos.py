@@ -1,4 +1,4 @@
-"""The photographs that the page shows, alone or together with the model, and how well each is shown by it."""
+"""The photos that the page shows, alone or together with the model, and how well each is shown by it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ THUMBNAIL_QUALITY = 72
 
 PhotoKey = tuple[object, ...]
 
-BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
+BAD_DEVIATIONS = 2.0  # below the typical photo by this many (robust) standard deviations, and
 BAD_DECIBELS = 2.0  # at least this much
-MIN_TYPICAL = 4  # photographs, and half of them: before that many are measured nobody knows what is typical
+MIN_TYPICAL = 4  # photos, and half of them: before that many are measured nobody knows what is typical
 UNKNOWN_COLOR = (120, 130, 146)
-# From the worst photographs to the best; told apart also by those who see red and green alike.
+# From the worst photos to the best; told apart also by those who see red and green alike.
 SCALE = np.array([(235, 64, 70), (246, 150, 62), (238, 214, 92), (120, 190, 200), (64, 130, 235)], float)
 
 Comparing = Literal["off", "split", "blend", "difference"]
@@ -45,17 +45,17 @@ DIVIDER = (255, 255, 255)
 
 @dataclass(frozen=True, eq=False)
 class PhotoPixels:
-    """A photograph at a certain size."""
+    """A photo at a certain size."""
 
     rgb: np.ndarray  # [H, W, 3] uint8
     problem: str = ""  # why there is none; the pixels are black then
 
 
-PhotoItem = PhotoPixels | str  # a photograph, or a small picture as a data URI
+PhotoItem = PhotoPixels | str  # a photo, or a small picture as a data URI
 
 
 class PhotoCache:
-    """Photographs of a scene in the sizes that are shown. Asking never waits.
+    """Photos of a scene in the sizes that are shown. Asking never waits.
 
     What is not there yet is made by a thread, what was asked for last first, and `on_ready` is called then,
     in that thread. What was used longest ago goes when MAX_BYTES are full.
@@ -81,7 +81,7 @@ class PhotoCache:
         background: tuple[float, float, float],
         on_ready: Callable[[], None],
     ) -> PhotoPixels | None:
-        """Return photograph `index` at `size` (width, height) over `background`; None: not yet."""
+        """Return photo `index` at `size` (width, height) over `background`; None: not yet."""
         item = self._get(
             ("pixels", index, size, background), lambda: self._read(index, size, background), on_ready
         )
@@ -89,7 +89,7 @@ class PhotoCache:
         return item
 
     def thumbnail(self, index: int, on_ready: Callable[[], None]) -> str | None:
-        """Return a small JPEG of a photograph as a data URI, "" where it cannot be read; None: not yet."""
+        """Return a small JPEG of a photo as a data URI, "" where it cannot be read; None: not yet."""
         item = self._get(("thumbnail", index), lambda: self._shrink(index), on_ready)
         assert item is None or isinstance(item, str)
         return item
@@ -166,13 +166,13 @@ def _num_bytes(item: PhotoItem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """The PSNR of every photograph in dB, NaN where it is unknown, [V]; replaced as a whole."""
+    """The PSNR of every photo in dB, NaN where it is unknown, [V]; replaced as a whole."""
 
     psnr: np.ndarray
 
     @property
     def known(self) -> np.ndarray:
-        """Return which photographs have been measured, [V] bool."""
+        """Return which photos have been measured, [V] bool."""
         return np.isfinite(self.psnr)
 
     @property
@@ -182,13 +182,13 @@ class Errors:
         if len(known) == 0:
             return None
         low, high = np.percentile(known, (2, 98))
-        # Photographs that are equally good are not told apart by noise.
+        # Photos that are equally good are not told apart by noise.
         middle, half = (low + high) / 2.0, max(1.0, (high - low) / 2.0)
         return float(middle - half), float(middle + half)
 
     @property
     def bad(self) -> np.ndarray:
-        """Return which photographs the model shows much worse than the others, [V] bool."""
+        """Return which photos the model shows much worse than the others, [V] bool."""
         known = self.psnr[self.known]
         if len(known) < max(MIN_TYPICAL, len(self.psnr) / 2):
             return np.zeros(len(self.psnr), bool)
@@ -197,7 +197,7 @@ class Errors:
         return self.known & (self.psnr < middle - max(BAD_DECIBELS, BAD_DEVIATIONS * deviation))
 
     def colors(self) -> np.ndarray:
-        """Return a color for each photograph, red the worst and blue the best, [V, 3] uint8."""
+        """Return a color for each photo, red the worst and blue the best, [V, 3] uint8."""
         colors = np.tile(np.array(UNKNOWN_COLOR, np.uint8), (len(self.psnr), 1))
         if self.range is not None:
             low, high = self.range
@@ -214,11 +214,11 @@ class Errors:
 
 
 class PhotoPsnr:
-    """The errors of a scene's photographs, gathered from a run's files and from the worker's events.
+    """The errors of a scene's photos, gathered from a run's files and from the worker's events.
 
-    Test photographs have those of the last evaluation. Training photographs are measured now and then while
+    Test photos have those of the last evaluation. Training photos are measured now and then while
     they are trained on; a measurement from the first half of the steps done so far says little by now about
-    how a photograph compares with the others, and no longer counts.
+    how a photo compares with the others, and no longer counts.
     """
 
     def __init__(self, scene: Scene):
@@ -283,9 +283,9 @@ def _scores(path: Path) -> list[tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the photograph and the model are shown together.
+    """How the photo and the model are shown together.
 
-    `split` is the share of the width, from the left, that shows the photograph; `blend` the photograph's
+    `split` is the share of the width, from the left, that shows the photo; `blend` the photo's
     share of each pixel; `gain` what the difference of each channel is multiplied with.
     """
 
@@ -297,7 +297,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CanvasPlace:
-    """Where the photograph lies on a canvas: its upper left corner and the sizes of both, px."""
+    """Where the photo lies on a canvas: its upper left corner and the sizes of both, px."""
 
     left: int
     top: int
@@ -308,10 +308,10 @@ class CanvasPlace:
 
 
 def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> CanvasPlace:
-    """Return where a photograph lies for a browser that stands in its camera, at `scale` times its canvas.
+    """Return where a photo lies for a browser that stands in its camera, at `scale` times its canvas.
 
     Both cameras look the same way from the same place, so each pixel of one is a shift and a stretch of the
-    other's, also where the photograph's principal point is not its middle.
+    other's, also where the photo's principal point is not its middle.
     """
     canvas = viewpoint.camera(scale)
     x_stretch = canvas.K[0, 0] / photo_camera.K[0, 0]
@@ -329,13 +329,13 @@ def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> Canvas
 
 
 def photo_span(photo_camera: Camera, viewpoint: Viewpoint) -> tuple[float, float]:
-    """Return a photograph's left edge and its width as shares of the canvas, as `place_of` has them."""
+    """Return a photo's left edge and its width as shares of the canvas, as `place_of` has them."""
     place = place_of(photo_camera, viewpoint, 1.0)
     return place.left / place.canvas_width, place.width / place.canvas_width
 
 
 def on_canvas(image: np.ndarray, place: CanvasPlace) -> np.ndarray:
-    """Return `image` [H, W, 3], of the photograph's size, on a black canvas; what lies beyond is cut off."""
+    """Return `image` [H, W, 3], of the photo's size, on a black canvas; what lies beyond is cut off."""
     canvas = np.zeros((place.canvas_height, place.canvas_width, 3), np.uint8)
     left, top = max(0, place.left), max(0, place.top)
     right = min(place.canvas_width, place.left + place.width)

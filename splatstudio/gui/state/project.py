@@ -96,12 +96,12 @@ class Project:
 
     @property
     def can_train(self) -> bool:
-        """Return whether there are photographs to train on."""
+        """Return whether there are photos to train on."""
         return self.scene is not None and self.run_dir is not None
 
     @property
     def can_evaluate(self) -> bool:
-        """Return whether there are photographs that are held out for the test."""
+        """Return whether there are photos that are held out for the test."""
         return self.scene is not None and len(self.scene.test_indices) > 0
 
     @property
@@ -263,7 +263,7 @@ def _open_run(
     try:
         scene = load_training_scene(run.scene_path, replace(run.config, images=images))
     except ValueError as error:
-        # The model can still be shown; only its photographs are gone.
+        # The model can still be shown; only its photos are gone.
         problem = f"The scene of this run cannot be read, so only the model is shown: {error}"
         notes = (problem,)
     if scene is not None and images != run.config.images:
@@ -276,7 +276,7 @@ def _open_run(
         asked = run.config
         for name in given:
             asked = changed(asked, name, value_of(config, name))
-        if _photographs(asked) != _photographs(run.config):
+        if _photos(asked) != _photos(run.config):
             scene = load_training_scene(run.scene_path, asked)
         return Project(path, scene, None, run_dir, asked, passed_over=passed_over)
     if scene is not None:
@@ -288,7 +288,7 @@ def _open_run(
 
 
 def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
-    """Note where the photographs of a run lie now; return the run, and a note where that cannot be."""
+    """Note where the photos of a run lie now; return the run, and a note where that cannot be."""
     try:
         return remember_images(run, images), ()
     except OSError as error:
@@ -313,7 +313,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
     kept = _gone_on_with(existing, config, given)
-    if _photographs(kept) != _photographs(config):
+    if _photos(kept) != _photos(config):
         scene = load_training_scene(path, kept)
     checkpoint, passed_over = _newest_good(existing.path)
     notes = scene.notes + notes + (() if checkpoint is None else _notes_on_joined(checkpoint, scene))
@@ -364,8 +364,8 @@ def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, t
     return None, tuple(notes)
 
 
-def _photographs(config: TrainConfig) -> tuple[object, ...]:
-    """Return the settings that say which photographs are read, and how."""
+def _photos(config: TrainConfig) -> tuple[object, ...]:
+    """Return the settings that say which photos are read, and how."""
     return config.downscale, config.test_every, config.test_images, config.images, config.model
 
 

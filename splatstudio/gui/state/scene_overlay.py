@@ -1,4 +1,4 @@
-"""What stands in the space of the viewer: points, cameras of photographs, and the path that is edited."""
+"""What stands in the space of the viewer: points, cameras of photos, and the path that is edited."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class ViewSettings:
 
     @property
     def wants_photo(self) -> bool:
-        """Return whether there is something to see only from a photograph's camera."""
+        """Return whether there is something to see only from a photo's camera."""
         return self.comparison.kind != "off" or self.options.mode == "error"
 
     def draws_like(self, other: ViewSettings) -> bool:
@@ -145,7 +145,7 @@ def frame_request(
 ) -> FrameRequest:
     """Return what to render at `scale` times the canvas's pixels a side.
 
-    `standing` is the photograph, and its camera, in which the browser stands. Only there it can be compared
+    `standing` is the photo, and its camera, in which the browser stands. Only there it can be compared
     with the model, and is then given its own intrinsics and size, whatever shape the canvas has.
     """
     if standing is None or not settings.wants_photo:
@@ -154,7 +154,7 @@ def frame_request(
             options = replace(options, mode="color")
         return FrameRequest(viewpoint.camera(scale), options)
     index, camera = standing
-    # At the canvas's full size also where the model is rendered with fewer pixels: the photograph is sharp.
+    # At the canvas's full size also where the model is rendered with fewer pixels: the photo is sharp.
     place = place_of(camera, viewpoint, settings.max_scale)
     share = min(1.0, scale / settings.max_scale, math.sqrt(MAX_FRAME_PIXELS / (place.width * place.height)))
     width, height = (max(MIN_SIDE, int(n * share)) for n in (place.width, place.height))
@@ -170,7 +170,7 @@ class PictureOrder:
 
     viewpoint: Viewpoint
     settings: ViewSettings
-    standing: tuple[int, Camera] | None  # the photograph in whose camera the browser stands
+    standing: tuple[int, Camera] | None  # the photo in whose camera the browser stands
     scale: float
     moving: bool
     version: int  # of the viewpoint and the settings it was ordered under
@@ -192,7 +192,7 @@ class Stream:
         """Show pictures in a browser, from when it looks from where it is expected to on."""
         self.client = client
         self.camera_snap = camera_snap
-        self.photo_problem = ""  # why the photograph that is compared with cannot be shown
+        self.photo_problem = ""  # why the photo that is compared with cannot be shown
         self._source = source
         self._photos = photos
         self.settings = settings  # what this browser has chosen to see; `change` replaces it
@@ -205,7 +205,7 @@ class Stream:
         self._changed = threading.Condition()
         self._closed = False
         self.frame: Frame | None = None  # that was shown last
-        # Called when a frame has another legend, or a photograph's camera is entered or left.
+        # Called when a frame has another legend, or a photo's camera is entered or left.
         self.on_news: Callable[[], None] = lambda: None
         self._moving_pace = PictureScale(MOVING_TARGET_SECONDS, 0.5)
         self._training_pace = PictureScale(TRAINING_TARGET_SECONDS, 0.5)
@@ -264,7 +264,7 @@ class Stream:
         self._changes(drawn=True)
 
     def _changes(self, *, drawn: bool) -> None:
-        """Order another picture; `drawn`: of the model, too, not only of the photograph beside it."""
+        """Order another picture; `drawn`: of the model, too, not only of the photo beside it."""
         with self._changed:
             self._version += 1
             self._render_version += drawn
@@ -356,9 +356,9 @@ class Stream:
     def _finished(
         self, received: ReceivedFrame | None, request: FrameRequest, settings: ViewSettings
     ) -> tuple[np.ndarray, Frame | None]:
-        """Return the canvas's picture: the model's, and the photograph's where they are compared.
+        """Return the canvas's picture: the model's, and the photo's where they are compared.
 
-        Before there is a model `received` is None, and the photograph is shown alone.
+        Before there is a model `received` is None, and the photo is shown alone.
         """
         frame, image = (received.frame, received.image) if received else (None, None)
         place = request.place
@@ -367,7 +367,7 @@ class Stream:
             return image, frame
         size = (place.width, place.height)
         image = None if image is None else scaled(image, *size)
-        # A worker that shows a finished model has no photographs to compare it with; here they are.
+        # A worker that shows a finished model has no photos to compare it with; here they are.
         no_error = request.options.mode == "error" and frame is not None and frame.legend is None
         if settings.comparison.kind != "off" or no_error:
             photo = self._photos.pixels(
@@ -412,7 +412,7 @@ class Stream:
             self.client.scene.set_background_image(None)
 
     def _shows_another_run(self) -> bool:
-        # A photograph that is shown alone is of no run.
+        # A photo that is shown alone is of no run.
         model_shown = self._shown is not None and self._shown_step is not None
         return model_shown and self._source.model_state().anew
 

@@ -39,7 +39,7 @@ NUM_KEPT = 200
 MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
 
 NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
-COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photographs are divided, as they are told
+COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photos are divided, as they are told
 
 
 @dataclass(frozen=True, eq=False)

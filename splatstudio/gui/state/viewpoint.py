@@ -30,8 +30,8 @@ NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to 
 
 ASIDE = 0.01  # radians: who stands upright looks not straight down, where no direction is upwards
 
-STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
-MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
+STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photos show
+MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photos were taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def fly_to(client: viser.ClientHandle, camera: Camera, distance: float) -> None:
 def fitting_fov(camera: Camera, canvas_aspect: float) -> float:
     """Return the vertical field of view, radians, of a canvas (width / height) that holds `camera`'s."""
     K = camera.K
-    # The principal point is the middle of the canvas, and may lie anywhere in the photograph.
+    # The principal point is the middle of the canvas, and may lie anywhere in the photo.
     half_width = max(K[0, 2], camera.width - K[0, 2]) / K[0, 0]
     half_height = max(K[1, 2], camera.height - K[1, 2]) / K[1, 1]
     return min(2.0 * math.atan(max(half_height, half_width / canvas_aspect)), MAX_FOV)
@@ -117,13 +117,13 @@ class CameraSnap:
         self._client = client
         self._scene = scene
         self._lock = threading.Lock()
-        self.last: int | None = None  # the photograph whose camera the browser was last sent to
+        self.last: int | None = None  # the photo whose camera the browser was last sent to
         self._sent = 0.0
         self._here = False
 
     @property
     def here(self) -> int | None:
-        """Return the photograph whose camera the browser stands in, None where it stands elsewhere."""
+        """Return the photo whose camera the browser stands in, None where it stands elsewhere."""
         return self.last if self._here else None
 
     @property
@@ -132,11 +132,11 @@ class CameraSnap:
         return not self._here and self.last is not None and time.monotonic() - self._sent < ARRIVAL_SECONDS
 
     def camera(self, index: int) -> Camera:
-        """Return the camera of photograph `index`."""
+        """Return the camera of photo `index`."""
         return self._scene.views[index].camera
 
     def enter(self, index: int) -> None:
-        """Send the browser to where photograph `index` was taken; returns at once."""
+        """Send the browser to where photo `index` was taken; returns at once."""
         camera = self.camera(index)
         with self._lock:
             # Who is there already may have nothing to tell.
@@ -147,7 +147,7 @@ class CameraSnap:
         fly_to(self._client, camera, distance)
 
     def nearest(self, viewpoint: Viewpoint) -> int:
-        """Return the photograph whose camera is most like where the browser is."""
+        """Return the photo whose camera is most like where the browser is."""
         positions = positions_of(self._scene)
         forwards = np.stack([camera.viewmat[2, :3] for camera in self._scene.cameras])
         forward = viser.transforms.SO3(viewpoint.wxyz).as_matrix()[:, 2]
@@ -172,14 +172,14 @@ class CameraSnap:
         return bool(near and cosine >= np.cos(TURN))
 
     def _refit(self, camera: Camera, viewpoint: Viewpoint) -> None:
-        """Show the whole photograph again after the window has got another shape."""
+        """Show the whole photo again after the window has got another shape."""
         fov = fitting_fov(camera, viewpoint.width / viewpoint.height)
         if abs(fov - viewpoint.fov) > 5e-3:
             self._client.camera.fov = fov
 
 
 def positions_of(scene: Scene) -> np.ndarray:
-    """Return where a scene's photographs were taken, [C, 3]."""
+    """Return where a scene's photos were taken, [C, 3]."""
     return np.stack([camera.position for camera in scene.cameras])
 
 
@@ -217,7 +217,7 @@ class FirstView:
         return self._distance
 
     def of_scene(self, scene: Scene) -> None:
-        """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
+        """Stand where the first photo was taken, a little ahead of its camera so as not to see it."""
         camera, positions = scene.cameras[0], positions_of(scene)
         forward = camera.viewmat[2, :3]
         # The cameras' common point of attention is the origin of the scene's frame.

@@ -214,7 +214,7 @@ class EvaluatePanel(Panel):
     look_seconds = 3.0
 
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
-        """Build the tab; `compare` brings a browser to a photograph and compares it with the model."""
+        """Build the tab; `compare` brings a browser to a photo and compares it with the model."""
         super().__init__(page)
         gui, self._lock = self.gui, threading.RLock()
         self._opened: Path | None = None  # the folder of the model that was opened here last
@@ -498,15 +498,15 @@ def _scene_of(file: Path) -> str:
 
 
 class ScoresSection(Panel):
-    """Means and the worst photographs of one evaluation.
+    """Means and the worst photos of one evaluation.
 
-    A click on a photograph compares it with the model in the view, which must be of the same run and scene.
+    A click on a photo compares it with the model in the view, which must be of the same run and scene.
     """
 
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
         super().__init__(page)
         self._scene = scene = self.controller.project.scene
-        self._indices = {} if scene is None else {name: views[0] for name, views in scene.photographs.items()}
+        self._indices = {} if scene is None else {name: views[0] for name, views in scene.photos.items()}
         self._compare = compare
         self._names: list[str] = []
         self._against: ComparedWith | None = None
@@ -532,7 +532,7 @@ class ScoresSection(Panel):
                 row.visible = False
 
     def allow(self, in_view: Path | None) -> None:
-        """Let the photographs be clicked while the model in the view, of the folder `in_view`, is theirs."""
+        """Let the photos be clicked while the model in the view, of the folder `in_view`, is theirs."""
         self._in_view = in_view
         reason = self._why_not() if self._names else ""
         self._reason.visible = bool(reason)
@@ -541,7 +541,7 @@ class ScoresSection(Panel):
             row.disabled = bool(reason) or name not in self._indices
 
     def _why_not(self) -> str:
-        """Return why no photograph of these can be compared with what is in the view, "" where they can."""
+        """Return why no photo of these can be compared with what is in the view, "" where they can."""
         if self._scene is None:
             return "Open the scene of these scores to see its photos."
         if self._against is None:

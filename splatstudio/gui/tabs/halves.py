@@ -34,7 +34,7 @@ class ToldHalves:
     def __init__(self, page: Page, stream: Stream, scene: Scene | None):
         self._page, self._stream, self._scene = page, stream, scene
         self._told: Halves | None = None
-        self.photo_slider = ""  # what moves the line between photograph and model, by its id in the page
+        self.photo_slider = ""  # what moves the line between photo and model, by its id in the page
 
     def refresh(self) -> None:
         """Tell the page what has changed."""
@@ -47,7 +47,7 @@ class ToldHalves:
 def halves_of(page: Page, stream: Stream, scene: Scene | None, photo_slider: str) -> Halves | None:
     """Return the halves that a browser sees now, None where its picture is one.
 
-    `photo_slider` is the id of what moves the line between photograph and model.
+    `photo_slider` is the id of what moves the line between photo and model.
     """
     settings, snap, viewpoint = stream.settings, stream.camera_snap, stream.viewpoint
     here = None if snap is None else snap.here

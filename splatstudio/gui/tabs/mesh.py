@@ -26,14 +26,14 @@ KINDS: dict[str, MeshPreset | None] = {"Surface": None, "Collision mesh": "colli
 NO_LOOK = "Nothing"
 LOOKS: dict[str, Look | None] = {
     NO_LOOK: None,
-    "The mesh": "photographs",
+    "The mesh": "photos",
     "What is reliable": "reliability",
 }
 NO_TEXTURE = "None"
 TEXTURE_PARTS = {".mtl": "material", ".png": "texture"}
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
 COLORS: dict[str, MeshColors] = {
-    "Photos": "photographs",
+    "Photos": "photos",
     "How many photos saw it": "reliability",
     "None": "none",
 }

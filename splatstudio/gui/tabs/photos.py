@@ -1,4 +1,4 @@
-"""The Photos tab: what the estimation of the poses came to, and photographs whose poses came later."""
+"""The Photos tab: what the estimation of the poses came to, and photos whose poses came later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from splatstudio.scene.scene import Scene
 
 
 class PhotosPanel(Panel):
-    """The report on the poses; a button takes in photographs that have got a pose since."""
+    """The report on the poses; a button takes in photos that have got a pose since."""
 
     look_seconds = 1.0
 
@@ -29,7 +29,7 @@ class PhotosPanel(Panel):
         store = PoseStore.of_model(scene.model_folder)
         assert store is not None, "only scenes with poses of our own have this tab"
         self._tab, self._store = tab, store
-        self._names = frozenset(scene.photographs)
+        self._names = frozenset(scene.photos)
         self.estimation: BackgroundEstimation | None = None  # that goes on with the poses
         self._told_end = False
         self._report: PoseReport | None = None
@@ -48,7 +48,7 @@ class PhotosPanel(Panel):
 
     @property
     def _num_joined(self) -> int:
-        """Return how many photographs have a pose now that the scene of this page lacks."""
+        """Return how many photos have a pose now that the scene of this page lacks."""
         if self._report is None:
             return 0
         return len({photo.name for photo in self._report.posed} - self._names)

@@ -61,7 +61,7 @@ GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Dele
 PLAY, STOP = "Play", "Stop"
 NO_KEYFRAME = "none yet"
 CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
-KEYFRAME_SIZE = 1.5  # times a photograph's camera
+KEYFRAME_SIZE = 1.5  # times a photo's camera
 
 STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
 # What is put back after a preview, in this order: who looks at a point turns to it.
@@ -193,7 +193,7 @@ def _send(client: viser.ClientHandle, done: JobDone) -> None:
 
 
 def options_of(page: Page, client: viser.ClientHandle) -> ViewOptions | None:
-    """Return how a browser sees the model, without the comparison with one photograph."""
+    """Return how a browser sees the model, without the comparison with one photo."""
     stream = page.viewport.stream(client)
     if stream is None:
         return None
@@ -341,7 +341,7 @@ class PathChoice(Panel):
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
         super().__init__(page)
         scene, self._editor, self._store = self.controller.project.scene, editor, store
-        cameras = scene.resized(1).cameras if scene is not None else ()  # of the whole photographs
+        cameras = scene.resized(1).cameras if scene is not None else ()  # of the whole photos
         self._choice = self.gui.add_dropdown(
             "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
         )

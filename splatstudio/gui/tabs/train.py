@@ -272,7 +272,7 @@ class TrainPanel(Panel):
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
         super().__init__(page)
         controller, project = self.controller, self.controller.project
-        # A training that was started elsewhere needs no setting up, nor are its photographs always here.
+        # A training that was started elsewhere needs no setting up, nor are its photos always here.
         if project.scene is not None:
             self.add(Setup(page, project.scene))
         self.plots = TrainingPlots(page, tab)
@@ -406,7 +406,7 @@ def settings_html(controller: Controller) -> str:
 
 
 def evaluated_when(config: TrainConfig, num_photos: int) -> str:
-    """Return how often the `num_photos` test photographs are evaluated."""
+    """Return how often the `num_photos` test photos are evaluated."""
     if num_photos == 0:
         return "never: no photos to test"
     interval = evaluation_interval(config, num_photos)

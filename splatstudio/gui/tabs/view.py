@@ -1,4 +1,4 @@
-"""The View tab: what each browser sees, from where, and the photographs. Each has controls of its own."""
+"""The View tab: what each browser sees, from where, and the photos. Each has controls of its own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 
 
 class PhotoList:
-    """The list in one browser, PER_PAGE photographs at a time, however many there are.
+    """The list in one browser, PER_PAGE photos at a time, however many there are.
 
     While a training goes on the errors change and the order with them, but not just after the user has done
     something in the list: a picture must not go away from under the mouse.
@@ -83,7 +83,7 @@ class PhotoList:
         on_pick: Callable[[int], None],
         changed: Callable[[], None],
     ):
-        """Call `on_pick` with a photograph that is clicked, `changed` when there is something to refresh."""
+        """Call `on_pick` with a photo that is clicked, `changed` when there is something to refresh."""
         self._scene, self._photos, self._changed = scene, photos, changed
         self._test = set(scene.test_indices)
         self._page = 0
@@ -109,14 +109,14 @@ class PhotoList:
             self._connect(button, place, on_pick)
 
     def neighbor(self, index: int | None, step: int) -> int:
-        """Return the photograph `step` places after `index` in the order of the list, round its end."""
+        """Return the photo `step` places after `index` in the order of the list, round its end."""
         order = self._order or list(range(len(self._scene.views)))
         if index not in order:
             return order[0 if step > 0 else -1]
         return order[(order.index(index) + step) % len(order)]
 
     def show(self, current: int | None, *, turn: bool) -> None:
-        """Mark the photograph whose camera the browser stands in, and with `turn` turn to its page."""
+        """Mark the photo whose camera the browser stands in, and with `turn` turn to its page."""
         if current != self._current:
             self._current = current
             self._sort_due = time.monotonic() + REST_SECONDS
@@ -134,7 +134,7 @@ class PhotoList:
             self._resort = False
             self._order = self._sorted(errors)
             self._sorted_by, self._sort_due = errors, now + SORT_SECONDS
-            # Who looks at a photograph keeps it in the list.
+            # Who looks at a photo keeps it in the list.
             if self._current in self._order and self._page > 0:
                 self._page = self._order.index(self._current) // PER_PAGE
         self._draw(errors)
@@ -199,14 +199,14 @@ class PhotoList:
 
 
 def decibels(errors: Errors, index: int) -> str:
-    """Return a photograph's PSNR as text."""
+    """Return a photo's PSNR as text."""
     return f"{errors.psnr[index]:.1f} dB" if errors.known[index] else "–"
 
 
 def tile_html(
     button_id: str, name: str, uri: str, *, figure: str, color: str, test: bool, bad: bool, current: bool
 ) -> str:
-    """Return a photograph of the list: a label whose click presses the button `button_id`.
+    """Return a photo of the list: a label whose click presses the button `button_id`.
 
     The page's own script lets Enter and Space click on the one that has the keyboard.
     """
@@ -236,7 +236,7 @@ class SceneParts:
 class ViewPanel(Panel):
     """Builds the tab's controls in each browser that comes, and tells them what is new."""
 
-    look_seconds = 2.0  # the order of the photographs and the colors of the cameras follow after a while
+    look_seconds = 2.0  # the order of the photos and the colors of the cameras follow after a while
 
     def __init__(self, page: Page):
         super().__init__(page)
@@ -262,7 +262,7 @@ class ViewPanel(Panel):
             view.refresh(has_sky=has_sky)
 
     def follow(self, event: Event) -> None:
-        """Take in which photographs fit badly; put the points away while a model takes their place."""
+        """Take in which photos fit badly; put the points away while a model takes their place."""
         if isinstance(event, ModelLoaded):
             for view in self._all():
                 view.show_points(False)
@@ -282,7 +282,7 @@ class ViewPanel(Panel):
             psnr.clear()
 
     def compare(self, client: viser.ClientHandle, index: int) -> None:
-        """Bring a browser to photograph `index` and compare it with the model there."""
+        """Bring a browser to photo `index` and compare it with the model there."""
         self._do(lambda view: view.compare_at(index), client)
 
     def _has_sky(self) -> bool:
@@ -332,7 +332,7 @@ class ViewPanel(Panel):
 
 
 class BrowserView:
-    """Mode, comparison, photographs and drawing of one browser. Methods may be called from any thread."""
+    """Mode, comparison, photos and drawing of one browser. Methods may be called from any thread."""
 
     def __init__(self, page: Page, stream: Stream, parts: SceneParts | None, changed: Callable[[], None]):
         """Build the controls; `changed` has this refreshed soon."""
@@ -368,25 +368,25 @@ class BrowserView:
     # ---- what keys and clicks do
 
     def visit(self, index: int) -> None:
-        """Fly to where photograph `index` was taken."""
+        """Fly to where photo `index` was taken."""
         if self._stream.camera_snap is not None:
             self._turn_to_photo = True
             self._stream.camera_snap.enter(index)
             self._changed()
 
     def compare_at(self, index: int) -> None:
-        """Fly to photograph `index` and compare it with the model there."""
+        """Fly to photo `index` and compare it with the model there."""
         self.visit(index)
         if self._compare is not None and self._compare.value == "Off":
             self._compare.value = "Split"
 
     def walk(self, step: int) -> None:
-        """Fly to the next photograph of the list, or with `step` -1 to the one before."""
+        """Fly to the next photo of the list, or with `step` -1 to the one before."""
         if self._list is not None and self._stream.camera_snap is not None:
             self.visit(self._list.neighbor(self._stream.camera_snap.last, step))
 
     def visit_nearest(self) -> None:
-        """Fly to the photograph that was taken nearest to here."""
+        """Fly to the photo that was taken nearest to here."""
         viewpoint, camera_snap = self._stream.viewpoint, self._stream.camera_snap
         if camera_snap is not None and viewpoint is not None:
             self.visit(camera_snap.nearest(viewpoint))
@@ -397,7 +397,7 @@ class BrowserView:
         self._mode.value = names[(names.index(self._mode.value) + 1) % len(names)]
 
     def toggle_compare(self) -> None:
-        """Compare with the photograph, or stop it."""
+        """Compare with the photo, or stop it."""
         if self._compare is not None:
             self._compare.value = "Split" if self._compare.value == "Off" else "Off"
 
@@ -413,7 +413,7 @@ class BrowserView:
                 self._points.value = visible
 
     def sort_photos(self) -> None:
-        """Sort the list of photographs by what is known of their errors now."""
+        """Sort the list of photos by what is known of their errors now."""
         if self._list is not None:
             self._list.sort_again()
 
@@ -451,7 +451,7 @@ class BrowserView:
                 raise
 
     def _standing_html(self, parts: SceneParts) -> str:
-        """Return in which photograph's camera this browser stands, or that it does not."""
+        """Return in which photo's camera this browser stands, or that it does not."""
         camera_snap, settings = self._stream.camera_snap, self._stream.settings
         assert camera_snap is not None
         last = camera_snap.last
@@ -523,7 +523,7 @@ class BrowserView:
         self._overlay.show_cameras(self._cameras.value and not compared)
 
     def _go_to_a_photo(self) -> None:
-        """Stand in a photograph's camera if what is wanted can be seen only from there."""
+        """Stand in a photo's camera if what is wanted can be seen only from there."""
         camera_snap = self._stream.camera_snap
         if camera_snap is None or camera_snap.here is not None or camera_snap.on_the_way:
             return

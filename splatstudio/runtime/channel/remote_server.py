@@ -71,7 +71,7 @@ REMOTE_COMMANDS: tuple[type[Command], ...] = (
     *(SetView, DropView, Export, RenderPath, Snapshot, CancelJob),
 )
 WRITABLE_RUN_FOLDERS = ("exports", "renders")  # folders of the run that commands from outside may write into
-MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photographs
+MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photos
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
 MAX_CLIENTS = 8
 MAX_STRANGERS = 32  # who have not shown the token yet

@@ -1,1 +1,1 @@
-"""The photographs of a training: which come next, how large, and which part of each."""
+"""The photos of a training: which come next, how large, and which part of each."""

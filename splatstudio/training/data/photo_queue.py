@@ -1,4 +1,4 @@
-"""Which photographs the next steps learn from, decoded ahead, and which rank draws which."""
+"""Which photos the next steps learn from, decoded ahead, and which rank draws which."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
-LOOKAHEAD = 8  # steps whose photographs are decoded before it is their turn
+LOOKAHEAD = 8  # steps whose photos are decoded before it is their turn
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The photographs of a step, of all ranks: places in `indices` name them, as one may come twice."""
+    """The photos of a step, of all ranks: places in `indices` name them, as one may come twice."""
 
     indices: tuple[int, ...]  # of the scene's views
     drawn: tuple[int, ...]  # the place of each in the order in which they were drawn
@@ -27,9 +27,9 @@ class Batch:
 
 
 class PhotoQueue:
-    """The photographs of a training: epochs, each in an order of its own, that all ranks draw alike.
+    """The photos of a training: epochs, each in an order of its own, that all ranks draw alike.
 
-    `generator` must be in the same state on all ranks, and is afterward. What a photograph has cost before
+    `generator` must be in the same state on all ranks, and is afterward. What a photo has cost before
     says which rank takes it, see `assign_views`.
     """
 
@@ -44,20 +44,20 @@ class PhotoQueue:
 
     @property
     def upcoming(self) -> tuple[str, ...]:
-        """Return the names of the photographs already drawn for the next steps."""
+        """Return the names of the photos already drawn for the next steps."""
         return tuple(self.scene.views[index].name for index in self._upcoming)
 
     @property
     def costs(self) -> dict[str, float]:
-        """Return what each photograph has cost, by its name; see `count`."""
+        """Return what each photo has cost, by its name; see `count`."""
         return {self.scene.views[index].name: cost for index, cost in self._costs.items()}
 
     def count(self, batch: Batch, costs: Sequence[float]) -> None:
-        """Note what the photographs of a step have cost, in any unit but the same on all ranks."""
+        """Note what the photos of a step have cost, in any unit but the same on all ranks."""
         self._costs.update(zip(batch.indices, costs, strict=False))
 
     def draw_again(self, names: Sequence[str], costs: Mapping[str, float], config: TrainConfig) -> None:
-        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts.
+        """Take up a checkpoint's drawn photos; where the scene has others now, a new epoch starts.
 
         `costs`, by name, are what is known of them.
         """
@@ -68,7 +68,7 @@ class PhotoQueue:
         self._prefetch(config)
 
     def next(self, config: TrainConfig) -> Batch:
-        """Return which photographs the next step learns from; nothing is waited for."""
+        """Return which photos the next step learns from; nothing is waited for."""
         per_round = config.batch_size * self._ranks.num_ranks
         num = per_round * config.accumulate
         self._draw(LOOKAHEAD * num)
@@ -83,7 +83,7 @@ class PhotoQueue:
         return Batch(indices, order, tuple(tuple(place for place in one if place in own) for one in rounds))
 
     def put_back(self, batch: Batch) -> None:
-        """Let the photographs that were taken last be the next ones again."""
+        """Let the photos that were taken last be the next ones again."""
         places = sorted(range(len(batch.indices)), key=lambda place: batch.drawn[place], reverse=True)
         self._upcoming.extendleft(batch.indices[place] for place in places)
 
@@ -106,15 +106,15 @@ class PhotoQueue:
         return frozenset(indices[order[place]] for place in self._own(config, num))
 
     def photo(self, index: int) -> Photo:
-        """Return the photograph of view `index`, waiting for it; ValueError if it is unreadable."""
+        """Return the photo of view `index`, waiting for it; ValueError if it is unreadable."""
         return self._loader.get(index)
 
     def close(self) -> None:
-        """Stop the threads that decode photographs."""
+        """Stop the threads that decode photos."""
         self._loader.close()
 
     def _own(self, config: TrainConfig, num: int) -> list[int]:
-        """Return which of the next `num` photographs are this rank's."""
+        """Return which of the next `num` photos are this rank's."""
         size, ranks = config.batch_size, self._ranks
         return [place for place in range(num) if place // size % ranks.num_ranks == ranks.rank]
 
@@ -123,7 +123,7 @@ class PhotoQueue:
         return assign_views(indices, self._costs, num_ranks=num_ranks, batch_size=config.batch_size)
 
     def _draw(self, num: int) -> None:
-        """Draw whole epochs, each in an order of its own, until more than `num` photographs are known."""
+        """Draw whole epochs, each in an order of its own, until more than `num` photos are known."""
         views = self.scene.train_indices
         while len(self._upcoming) <= num:
             order = torch.randperm(len(views), generator=self._generator)
@@ -141,9 +141,9 @@ class PhotoQueue:
 def assign_views(
     indices: Sequence[int], costs: Mapping[int, float], *, num_ranks: int, batch_size: int
 ) -> tuple[int, ...]:
-    """Return the places of a step's photographs, `indices` of views, as rounds and ranks take them.
+    """Return the places of a step's photos, `indices` of views, as rounds and ranks take them.
 
-    Of each round rank 0 takes the first `batch_size`, then rank 1. Photographs of like cost come into one
+    Of each round rank 0 takes the first `batch_size`, then rank 1. Photos of like cost come into one
     round; within it the dearest go one by one to the rank with the least to do. `costs` are by view, in any
     unit; while one of them is not known yet, the order stays as it is. The same on all ranks.
     """

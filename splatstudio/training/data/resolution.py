@@ -21,7 +21,7 @@ LARGE_SIDE = 256  # px of the shorter side, from which on half the size tells wh
 
 
 def divisor_at(step: int, config: TrainConfig) -> float:
-    """Return by what to divide the sides of the photographs at the step after `step` others.
+    """Return by what to divide the sides of the photos at the step after `step` others.
 
     It falls geometrically from `coarse.first` to 1 at `coarse.until` of the steps.
     """
@@ -33,16 +33,16 @@ def divisor_at(step: int, config: TrainConfig) -> float:
 
 
 def full_size_from(config: TrainConfig) -> int:
-    """Return after how many steps the photographs have their full size."""
+    """Return after how many steps the photos have their full size."""
     if not config.coarse.first > 1.0:
         return 0
     return math.ceil(config.coarse.until * config.steps - 1e-6)  # 0.55 * 100 is a little more than 55
 
 
 def survey_divisor_at(step: int, config: TrainConfig, camera: Camera) -> float:
-    """Return by what to divide the sides of a photograph that is asked after `step` steps, see `survey`.
+    """Return by what to divide the sides of a photo that is asked after `step` steps, see `survey`.
 
-    Of a large photograph, seen by `camera`, half the size is enough, for about a quarter of the time.
+    Of a large photo, seen by `camera`, half the size is enough, for about a quarter of the time.
     """
     return max(divisor_at(step, config), 2.0 if min(camera.width, camera.height) >= LARGE_SIDE else 1.0)
 
@@ -74,8 +74,8 @@ def _means(image: Tensor, height: int, width: int) -> Tensor:
 def sh_degree_at(index: int, config: TrainConfig, num_photos: int) -> int:
     """Return the highest degree in use at the step after `index` steps, with `num_photos` to learn from.
 
-    Degree d has (d + 1)^2 coefficients for each color, and a photograph says one thing about them: with too
-    few photographs they take up the differences between these (see `TrainConfig.sh_photos`).
+    Degree d has (d + 1)^2 coefficients for each color, and a photo says one thing about them: with too
+    few photos they take up the differences between these (see `TrainConfig.sh_photos`).
     """
     # A model to start from has settled base colors already, and must not lose what depends on the view.
     reached = config.sh_degree if config.init else index // config.sh_degree_every

@@ -1,4 +1,4 @@
-"""The photographs of a training as its steps compare them with pictures: on its device, cut and reduced."""
+"""The photos of a training as its steps compare them with pictures: on its device, cut and reduced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import divisor_at, full_size_from, reduced
 
 SMALLEST_TO_CUT = 128  # px of the shorter side: below it a step costs hardly less with fewer pixels
-VARIATION = 0.12  # of a side: how far from its middle a photograph may be cut
+VARIATION = 0.12  # of a side: how far from its middle a photo may be cut
 TILE = 16  # px: the rasterizer's, of which halves have whole ones
 
 
@@ -60,9 +60,9 @@ def random_crop(view: TrainView, step: int, config: TrainConfig, number: int = 0
 
 
 def crops_begin(config: TrainConfig) -> int | None:
-    """Return after how many steps photographs are halved; None: they stay whole.
+    """Return after how many steps photos are halved; None: they stay whole.
 
-    Not before they have their full size. Maps of exposure are of whole photographs, and with them all stay
+    Not before they have their full size. Maps of exposure are of whole photos, and with them all stay
     whole.
     """
     coarse = config.coarse
@@ -72,9 +72,9 @@ def crops_begin(config: TrainConfig) -> int | None:
 
 
 class TrainViewMaker:
-    """Makes views of a scene's photographs, each from where its camera is by now and over its background.
+    """Makes views of a scene's photos, each from where its camera is by now and over its background.
 
-    `generator` draws random backgrounds. The photographs of the next step are on their way to `device` while
+    `generator` draws random backgrounds. The photos of the next step are on their way to `device` while
     one is made, and stay there until `keep_bytes` are full.
     """
 
@@ -96,7 +96,7 @@ class TrainViewMaker:
     def of_batch(self, batch: Batch, step: int, config: TrainConfig) -> list[list[TrainView]]:
         """Return this rank's views of the step after `step` others, a round at a time.
 
-        Raises ValueError for a photograph that cannot be read. What is drawn by chance is drawn before.
+        Raises ValueError for a photo that cannot be read. What is drawn by chance is drawn before.
         """
         backgrounds = [self._corrections.behind(config, self._generator) for _ in batch.indices]
         divisor = divisor_at(step, config)
@@ -127,9 +127,9 @@ class TrainViewMaker:
         return self._corrections.before_sky(reduced(view, divisor))
 
     def close(self) -> None:
-        """Let all photographs go."""
+        """Let all photos go."""
         self._uploads.close()
 
     def keep_none(self) -> None:
-        """Keep no photographs on the device from now on: their memory is needed."""
+        """Keep no photos on the device from now on: their memory is needed."""
         self._uploads.keep_none()

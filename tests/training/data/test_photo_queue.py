@@ -1,4 +1,4 @@
-"""Photographs are assigned so that no rank has much more to do than another."""
+"""Photos are assigned so that no rank has much more to do than another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_rank_waits_long(num_ranks: int, size: int, num_rounds: int) -> None:
 def test_what_is_not_known_stays_in_order() -> None:
     assert assign_views([4, 2, 4, 1], {4: 1.0, 2: 9.0}, num_ranks=2, batch_size=2) == (0, 1, 2, 3)
     assert assign_views([4, 2], {4: 1.0, 2: 9.0}, num_ranks=1, batch_size=2) == (0, 1)
-    # A photograph that comes twice counts twice.
+    # A photo that comes twice counts twice.
     assert assign_views([4, 2, 4, 1], {4: 5.0, 2: 9.0, 1: 0.5}, num_ranks=2, batch_size=2) == (1, 3, 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""Steps that learn from halves of photographs: the same pixels at full size, each as often as the others."""
+"""Steps that learn from halves of photos: the same pixels at full size, each as often as the others."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_halves_begin_at_their_share_of_the_steps(shot: TrainView) -> None:
     assert random_crop(shot, 90, replace(long, steps=100)) is not shot
 
 
-def test_what_depends_on_the_place_in_a_photograph_and_small_ones_stay_whole(shot: TrainView) -> None:
+def test_what_depends_on_the_place_in_a_photo_and_small_ones_stay_whole(shot: TrainView) -> None:
     grid = replace(CONFIG, exposure=ExposureConfig(grid=True))
     assert random_crop(shot, 80, grid) is shot
     small = replace(shot, camera=shot.camera.resized(WIDTH, 127), target=shot.target[:127])
     assert random_crop(small, 80, CONFIG) is small
 
 
-def test_photographs_are_whole_until_they_have_their_full_size(shot: TrainView) -> None:
+def test_photos_are_whole_until_they_have_their_full_size(shot: TrainView) -> None:
     config = replace(CONFIG, coarse=CoarseConfig(first=4.0, until=0.75, halves_from=0.5))
     assert divisor_at(74, config) > 1.0 and random_crop(shot, 74, config) is shot
     assert divisor_at(75, config) == 1.0 and random_crop(shot, 75, config) is not shot
@@ -96,7 +96,7 @@ def test_a_half_is_what_its_camera_sees_with_all_that_belongs_to_it(shot: TrainV
         torch.testing.assert_close(drawn, whole[rows, columns], rtol=1e-4, atol=1e-4)
 
 
-def test_halves_repeat_and_differ_by_seed_step_and_photograph(shot: TrainView) -> None:
+def test_halves_repeat_and_differ_by_seed_step_and_photo(shot: TrainView) -> None:
     def place(seed: int, step: int, number: int = 0) -> tuple[slice, slice]:
         return _place(random_crop(shot, step, replace(CONFIG, seed=seed), number))
 
@@ -108,7 +108,7 @@ def test_halves_repeat_and_differ_by_seed_step_and_photograph(shot: TrainView) -
 
 
 def _place(half: TrainView) -> tuple[slice, slice]:
-    """Return the rows and columns of the photograph that a half has."""
+    """Return the rows and columns of the photo that a half has."""
     first = int(half.target[0, 0, 0])
     top, left = divmod(first, WIDTH)
     height, width = half.target.shape[:2]
@@ -124,7 +124,7 @@ def test_a_score_is_not_judged_before_halves_begin() -> None:
         assert crops_begin(whole) is None and settled_after(whole, 50) == 0
 
 
-def test_a_training_learns_from_whole_photographs_and_then_from_halves(
+def test_a_training_learns_from_whole_photos_and_then_from_halves(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[tuple[int, int]] = []
@@ -141,7 +141,7 @@ def test_a_training_learns_from_whole_photographs_and_then_from_halves(
     camera = blob_scene.views[0].camera
     assert set(sizes[:10]) == {(camera.width, camera.height)}
     halves = [width * height / (camera.width * camera.height) for width, height in sizes[10:]]
-    assert all(0.2 < half <= 0.8 for half in halves), halves  # tiles of 16 px are large for these photographs
+    assert all(0.2 < half <= 0.8 for half in halves), halves  # tiles of 16 px are large for these photos
     assert len(set(sizes[10:])) > 1
     assert losses[-1] < losses[0]
     trainer.close()

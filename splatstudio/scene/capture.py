@@ -33,6 +33,7 @@ class CapturedPhoto:
     lens: Lens | None
     angle_x: float = 0.0
     mask_path: Path | None = None
+    full_image_path: Path | None = None  # where `image_path` is a smaller copy: the photo in its full size
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +176,7 @@ class View:
     orientation: int = 1
     face: str = ""  # which part of the photo it is, where that is cut into several
     photo: str = ""  # the name of the whole photo; empty: this is it
+    full_image_path: Path | None = None  # where `image_path` is a smaller copy: the photo in its full size
 
     @property
     def whole(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from splatstudio.scene.kept_frame import read_kept_frame
 from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.scene import Scene
 
+SMALLER = re.compile(r"images_\d+")
 IMAGES_OF_SIZES = (2, 4, 8)  # folders of smaller photos, images_2 and so on
 
 
@@ -71,7 +73,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
     else:
         photos, more = ImageFolder(images), []
     images_dir = photos.folder
-    masks = _masks(files.folder, images_dir)
+    masks, full = _masks(files.folder, images_dir), _of_full_size(images_dir)
     shots, missing = [], []
     for image in model.images:
         lens = model.lenses.get(image.camera_id)
@@ -85,7 +87,10 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
             missing.append(image.name)
             continue
         mask = find_mask(masks, image.name)
-        shots.append(CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask))
+        whole = None if full is None else full.find(image.name)
+        shots.append(
+            CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask, full_image_path=whole)
+        )
     notes = [*notes, *model.notes, *more]
     if missing:
         note = missing_note(sorted(missing), str(images_dir))
@@ -161,6 +166,12 @@ def _photos(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[Ima
         f"the images folder {files.folder / 'images'} does not exist; put the photos of the model there,"
         " or say where they are with --images FOLDER"
     )
+
+
+def _of_full_size(images_dir: Path) -> ImageFolder | None:
+    """Return the photos of which those in a folder `images_k` are smaller copies; None: there are none."""
+    full = images_dir.with_name("images")
+    return ImageFolder(full) if SMALLER.fullmatch(images_dir.name) and full.is_dir() else None
 
 
 def _roots(files: PoseFiles) -> list[Path]:

@@ -33,7 +33,7 @@ from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.opensfm import read_opensfm
-from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
+from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, lens_of_file, picture_header
 from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
@@ -338,12 +338,9 @@ def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int
         width, height = upright
         lens = Lens(width, height, focal, focal, 0.5 * width, 0.5 * height)
         return lens, header.orientation
-    for size, orientation in ((stored, 1), (upright, header.orientation)):
-        if size == (lens.width, lens.height):
-            return lens, orientation
-    for size, orientation in ((stored, 1), (upright, header.orientation)):
-        if same_proportions(size, (lens.width, lens.height)):
-            return lens.resized(*size), orientation
+    measured = lens_of_file(lens, header)
+    if measured is not None:
+        return measured
     raise ValueError(
         f"the photo {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "
         f"{lens.width} x {lens.height}: put the pictures there that the poses were computed from"
@@ -380,4 +377,5 @@ def _view(
         orientation=orientation,
         face=face.name,
         photo=shot.name if face.name else "",
+        full_image_path=shot.full_image_path,
     )

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
-from splatstudio.scene.lens import faces, undistortion_maps
+from splatstudio.scene.lens import Lens, faces, undistortion_maps
 
 LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
 PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
@@ -128,12 +128,25 @@ def read_photo(view: View) -> Photo:
 
 
 def read_whole_photo(view: View) -> Photo:
-    """Return the photo of `view` in the size of its file, however small it is trained on.
+    """Return the photo of `view` in its full size, however small it is trained on.
 
-    Raises ValueError as `read_photo` does.
+    That is the size of its file, or of the photo of which the file is a smaller copy. Raises ValueError as
+    `read_photo` does.
     """
+    view = _in_full_size(view)
     lens = next(face.lens for face in faces(view.lens) if face.name == view.face)
     return read_photo(replace(view, camera=view.camera.resized(lens.width, lens.height)))
+
+
+def _in_full_size(view: View) -> View:
+    """Return the view with the file of full size, where that is known and shows the same."""
+    if view.full_image_path is None:
+        return view
+    measured = lens_of_file(view.lens, picture_header(view.full_image_path))
+    if measured is None:
+        return view
+    lens, orientation = measured
+    return replace(view, image_path=view.full_image_path, lens=lens, orientation=orientation)
 
 
 def decode(path: Path) -> np.ndarray:
@@ -204,6 +217,23 @@ def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
         8: lambda a: a.swapaxes(0, 1)[::-1],
     }[orientation](pixels)
     return np.ascontiguousarray(turned)
+
+
+def lens_of_file(lens: Lens, header: PictureHeader) -> tuple[Lens, int] | None:
+    """Return a lens in the pixels of a file, and the EXIF orientation to apply (1: as stored).
+
+    None where the file has the lens's proportions neither as it is stored nor turned upright.
+    """
+    stored = (header.width, header.height)
+    upright = (stored[1], stored[0]) if header.orientation in EXIF_SIDEWAYS else stored
+    ways = ((stored, 1), (upright, header.orientation))
+    for size, orientation in ways:
+        if size == (lens.width, lens.height):
+            return lens, orientation
+    for size, orientation in ways:
+        if same_proportions(size, (lens.width, lens.height)):
+            return lens.resized(*size), orientation
+    return None
 
 
 def same_proportions(size: tuple[int, int], other: tuple[int, int]) -> bool:

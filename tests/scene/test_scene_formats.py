@@ -167,8 +167,14 @@ def test_images_folder_of_the_downscale_is_used_where_it_exists(tmp_path):
     np.testing.assert_allclose(small.cameras[0].K, [[14.4, 0, 6], [0, 14.4, 4], [0, 0, 1]])
     halved = load_scene(tmp_path, downscale=2)  # no images_2: the full photos are halved
     assert halved.views[0].image_path.parent.name == "images" and halved.cameras[0].width == 24
+    np.testing.assert_array_equal(small.whole_photo(0).rgb, load_scene(tmp_path).photo(0).rgb)
     named = load_scene(tmp_path, images_folder="images_4")
     assert named.cameras[0].width == 12 and "intrinsics were scaled" in named.notes[0]
+    assert named.whole_photo(0).rgb.shape == (32, 48, 3)
+    write_pictures(tmp_path / "images", tiny_scene(width=32, height=32))  # other pictures, of another shape
+    assert load_scene(tmp_path, images_folder="images_4").whole_photo(0).rgb.shape == (8, 12, 3)
+    (tmp_path / "images" / tiny.names[0]).unlink()
+    assert load_scene(tmp_path, images_folder="images_4").whole_photo(0).rgb.shape == (8, 12, 3)
 
 
 def test_frames_of_transforms_json_override_the_file(tmp_path):

@@ -40,7 +40,7 @@ class CatalogEntry:
 
     @property
     def scores(self) -> Path | None:
-        """Return where the scores of its evaluation lie, if there was one; None: gsplat's have no place."""
+        """Return where the scores of its evaluation lie once there is one; None: gsplat's have no place."""
         return None if self.is_gsplat else self.owner / "eval" / f"step_{self.step:08d}.json"
 
 

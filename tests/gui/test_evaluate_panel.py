@@ -86,6 +86,26 @@ def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
     assert reason_with(own, opened=run) == ""
 
 
+def test_scores_stay_in_sight_until_the_newest_model_has_its_own(
+    page: Any, run: Path, blob_scene: Scene
+) -> None:
+    evaluation = evaluate(blobs(), blob_scene, indices=[0])
+    for step in (10, 20):
+        save_checkpoint(run, example(step))
+    write_evaluation(run, 10, evaluation)
+    panel = evaluate_panel(page)
+    shown = panel._scores._means
+    assert "Step 20 is not evaluated yet. These scores are of step 10." in shown.content
+    assert f"{evaluation.psnr:.2f} dB" in shown.content
+    write_evaluation(run, 20, evaluation)
+    panel._list._pick(1, cast(Any, None))  # the older one
+    assert "not evaluated" not in shown.content and f"{evaluation.psnr:.2f} dB" in shown.content
+    save_checkpoint(run, example(15))
+    panel._list.scan()
+    panel._list._pick(1, cast(Any, None))
+    assert "Not evaluated yet." in shown.content
+
+
 def test_a_file_that_exists_is_not_written_over(
     page: Any, notices: list[Notice], sent: list[Any], tmp_path: Path
 ) -> None:

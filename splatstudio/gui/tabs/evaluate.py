@@ -196,8 +196,8 @@ class ModelList(Panel):
         with self._lock:
             page = self.entries[self._turned * PER_PAGE :]
             if place < len(page):
-                self._select(page[place])
                 self.follows = page[place] == self.entries[0]
+                self._select(page[place])
 
     def _select(self, entry: CatalogEntry | None) -> None:
         before, self.selected = self.selected, entry
@@ -308,7 +308,17 @@ class EvaluatePanel(Panel):
             if field.value == before:  # what was typed stays
                 field.value = now
         self._suggested = suggested
-        self._scores.show_file(entry.scores, entry.owner)
+        self._show_scores(entry)
+
+    def _show_scores(self, entry: CatalogEntry) -> None:
+        """Show a model's scores; of the newest one the last there are, until it has its own."""
+        scored = (e for e in self._list.entries if e.owner == entry.owner and e.scores and e.scores.exists())
+        last = next(scored, entry) if self._list.follows else entry
+        if last == entry:
+            self._scores.show_file(entry.scores, entry.owner)
+        else:
+            note = f"Step {entry.step:,} is not evaluated yet. These scores are of step {last.step:,}."
+            self._scores.show_file(last.scores, entry.owner, note)
 
     def _shown_folder(self) -> Path | None:
         """Return the run, or the folder of results, of the model in the view."""
@@ -520,11 +530,11 @@ class ScoresSection(Panel):
             ]
             self._reason = self.gui.add_html("", visible=False)
 
-    def show_file(self, file: Path | None, owner: Path) -> None:
-        """Show the scores that lie in a file of the run `owner`; none where there is no good one."""
+    def show_file(self, file: Path | None, owner: Path, note: str = "") -> None:
+        """Show the scores that lie in a file of the run `owner`, below a `note`; none without a good one."""
         try:
             values = json.loads(read_input(file)) if file is not None else {}
-            self.show(evaluation_from_json(values), values.get("step"), owner)
+            self.show(evaluation_from_json(values), values.get("step"), owner, note)
         except (OSError, ValueError, AttributeError):
             self._names, self._against = [], None
             self._means.content = NO_SCORES
@@ -552,8 +562,8 @@ class ScoresSection(Panel):
             return "Another model is in the view: open this one to go to its photos."
         return ""
 
-    def show(self, evaluation: Evaluation, step: int | None, owner: Path) -> None:
-        """Show the scores of a model of `owner`, a run or a folder of results."""
+    def show(self, evaluation: Evaluation, step: int | None, owner: Path, note: str = "") -> None:
+        """Show the scores of a model of `owner`, a run or a folder of results, below a `note`."""
         rows = [] if step is None else [("Step", f"{step:,}")]
         rows += [(TITLES[name], _figure(name, getattr(evaluation, name))) for name in evaluation.measured]
         rows += [
@@ -562,7 +572,8 @@ class ScoresSection(Panel):
             ("Render time per frame", f"{evaluation.seconds_per_image * 1000:.1f} ms"),
         ]
         notes = "".join(note_html(note, "warning") for note in short_notes(evaluation.notes))
-        self._means.content = f'<div data-splatstudio="scores">{table_html(rows)}{notes}</div>'
+        above = note_html(note) if note else ""
+        self._means.content = f'<div data-splatstudio="scores">{above}{table_html(rows)}{notes}</div>'
         worst = evaluation.worst_first[:NUM_WORST]
         self._owner, self._against = owner, evaluation.against
         self._names = [score.name for score in worst]

@@ -50,6 +50,8 @@ def test_a_browser_goes_to_the_studio_and_home_while_it_trains(
         row.click()
         tab.wait_for_selector(CANVAS)
         compare_from_the_start_page(tab, tmp_path)
+        drop_on_the_start_page(tab, shutil.copytree(blob_folder, tmp_path / "elsewhere" / "more blobs"))
+        assert (tmp_path / "dropped" / "more blobs" / "images").is_dir()
     finally:
         tab.close()
         process.terminate()
@@ -72,3 +74,17 @@ def compare_from_the_start_page(tab: Any, folder: Path) -> None:
     chosen = tab.get_by_label("With", exact=True).locator("visible=true")
     chosen.wait_for()
     assert chosen.input_value() == "blobs"
+
+
+def drop_on_the_start_page(tab: Any, folder: Path) -> None:
+    """Drag a folder from the desktop onto the start page and let it go there: it is copied and opened."""
+    tab.get_by_role("button", name="Start page", exact=True).click()
+    tab.locator("#choose-folder").wait_for()
+    # As the browser itself is told of it by the desktop: a drop that a script makes has no folders.
+    line = tab.context.new_cdp_session(tab)
+    data = {"items": [], "files": [str(folder)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        line.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 200, "data": data})
+    tab.wait_for_selector(CANVAS)
+    tab.wait_for_function(OPENED)
+    tab.get_by_role("button", name="Start training", exact=True).wait_for()

@@ -187,8 +187,11 @@ def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
         torch.save(content, results / f"ckpt_6999_rank{rank}.pt")
         torch.save({**content, "step": 29999}, results / f"ckpt_29999_rank{rank}.pt")
     (results / "ckpt_29999_rank1.pt").unlink()
-    field = screen.page.locator('input[value="runs"]').first
-    field.fill(str(tmp_path / "results"))
+    screen.page.get_by_text("Runs elsewhere", exact=True).click()
+    screen.button("Browse for runs").click()
+    screen.button("Up one folder").click()
+    screen.button("results").click()
+    screen.button("Choose this folder").click()
     row(screen, "Step 29,999 · 2 ranks").wait_for()
     assert "part" in row(screen, "Step 29,999 · ").inner_text()
     screen.wait(lambda: "missing rank 1" in screen.text("entry"), "the reason is told")

@@ -124,9 +124,11 @@ def test_nothing_is_cut_off_in_any_tab(
     screen.wait(lambda: shown.count() == 7 and "31.2 ms, 5.4 ms" in shown.last.inner_text(), "rank by rank")
     assert "splats 1.04, work 1.09; waiting 9 % of a step" in screen.text("balance")
     see_rows_and_plot_at_once(screen)
+    see_no_dots_beside_a_chart(screen)
     look("4-Devices-ranks")
     screen.tab("Log")
     look("4-Log")
+    see_a_list_without_its_tooltip(screen)
     assert problems == {}
     assert screen.page.evaluate(f"() => {{ {TOO_WIDE} return ({CUT_OFF})(); }}"), "what is cut off is found"
     assert screen.errors == []
@@ -145,6 +147,28 @@ def see_rows_and_plot_at_once(screen: Screen) -> None:
 
         # The rows come to rest a moment after the window has its size.
         screen.wait(fits, f"rows and plot fit into {height} px")
+
+
+def see_no_dots_beside_a_chart(screen: Screen) -> None:
+    """Rest with the mouse on the chart: the dots of curves without a value there would lie at its corner."""
+    box = screen.box(screen.page.locator(".uplot .u-over").locator("visible=true").first)
+    screen.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    assert screen.page.locator(".u-cursor-pt").count() > 0, "uPlot has dots to hide"
+    assert screen.page.locator(".u-cursor-pt").locator("visible=true").count() == 0
+
+
+def see_a_list_without_its_tooltip(screen: Screen) -> None:
+    """Rest with the mouse on a dropdown, read its hint, and open it: the hint does not cover the list."""
+    screen.tab("Evaluate")
+    screen.page.get_by_text("Measures and files", exact=True).click()
+    field = screen.page.get_by_label("LPIPS", exact=True).locator("visible=true").first
+    hint = screen.page.locator(".mantine-Tooltip-tooltip", has_text="Measured where the network's weights")
+    screen.page.get_by_text("LPIPS", exact=True).locator("visible=true").first.hover()
+    hint.locator("visible=true").wait_for()
+    field.click()
+    screen.page.get_by_role("option", name="AlexNet", exact=True).wait_for()
+    assert hint.locator("visible=true").count() == 0
+    screen.page.keyboard.press("Escape")
 
 
 def see_most_of_the_scene(screen: Screen) -> None:

@@ -21,7 +21,7 @@ import pytest
 import viser
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, TIMEOUT, wait_until
-from studio_page import CANVAS, PAGE_TEST, Screen, row
+from studio_page import CANVAS, OPENED, PAGE_TEST, Screen, row
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
@@ -326,8 +326,16 @@ def narrow_the_window(screen: Screen) -> None:
         screen.wait(lambda n=least: screen.box(page.locator(CANVAS))["width"] > n, "a picture of some width")
     page.set_viewport_size({"width": 400, "height": 800})
     head = page.locator(".mantine-Paper-root").filter(has=page.locator('[data-splatstudio="state"]'))
-    screen.wait(lambda: screen.box(head)["width"] == 400, "the dock is as wide as the window")
-    screen.wait(lambda: screen.box(head)["y"] > 400, "and leaves the upper half to the picture")
+
+    def lies_below_the_picture() -> bool:
+        box = screen.box(head)
+        return box["width"] == 400 and box["y"] > 400
+
+    screen.wait(lies_below_the_picture, "the dock is as wide as the window, in its lower half")
+    page.reload()  # as a phone opens it
+    page.wait_for_function(OPENED)
+    screen.wait(lies_below_the_picture, "the same from the beginning")
+    assert screen.box(page.locator(CANVAS))["width"] == 400
     others = page.get_by_text("Devices · Log", exact=True)
     screen.wait(lambda: 400 < screen.box(others)["y"] < 600, "what stands at the left otherwise is in sight")
     others.click()

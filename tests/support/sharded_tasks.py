@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,7 +14,8 @@ from view_rows import summed
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.distributed.ranks import Ranks
+from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.ranks import Ranks, Transfer
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optimization import sharded_gradients
@@ -63,9 +67,14 @@ class Recorded(SplatAdam):
         self.gradients = gradients
         super().step(gaussians, gradients, rates, *args, **options)
 
-    def step_views(self, gaussians, views, rates, *, settings, **options) -> None:
-        self.gradients, _ = summed(gaussians, views, settings)
-        super().step_views(gaussians, views, rates, settings=settings, **options)
+    def step_views(self, gaussians, runs, rates, *, settings, **options) -> None:
+        runs = list(runs)
+        found = [summed(gaussians.detach()[rows], views, settings)[0] for rows, views in runs]
+        self.gradients = dict.fromkeys(found[0])
+        for name in self.gradients:
+            parts = [part for each in found if (part := each[name]) is not None]
+            self.gradients[name] = torch.cat(parts) if parts else None
+        super().step_views(gaussians, runs, rates, settings=settings, **options)
 
 
 def model(num: int) -> Gaussians:
@@ -142,6 +151,36 @@ def descend_case(ranks: Ranks, case: Case) -> Outcome:
         gaussians.detach(),
         optimizer.exp_avg,
     )
+
+
+class LateRanks(ProcessRanks):
+    """Ranks whose exchanges are made when they are waited for, as late as may be."""
+
+    num_late = 0
+
+    def begin_all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor
+    ) -> Transfer:
+        """Fill `into` with what is no number, and send nothing yet."""
+        self.num_late += 1
+        into.fill_(math.nan)
+        return _Late(lambda: self.all_to_all(rows, sent, received, into=into))
+
+
+class _Late(Transfer):
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+
+    def wait(self) -> None:
+        """Make the exchange."""
+        self._make()
+
+
+def descend_in_runs(ranks: Ranks, case: Case, num_runs: int) -> tuple[Outcome, int]:
+    """Make the steps of a case with the Gaussians in runs; return how many exchanges were late, too."""
+    late = LateRanks(ranks._group)  # type: ignore[attr-defined]
+    with patch.object(sharded_gradients, "runs_on", lambda *_: num_runs):
+        return descend_case(late, case), late.num_late
 
 
 def draw_views(ranks: Ranks, sizes: tuple[int, ...], views: tuple[tuple[int, ...], ...]) -> list[Tensor]:

@@ -18,6 +18,7 @@ from sharded_tasks import (
     descend_in_runs,
     descend_without_memory,
     draw_views,
+    give_up_in_round_two,
     model,
     options_of,
     shot_of,
@@ -168,3 +169,8 @@ def test_all_ranks_leave_out_what_one_has_no_memory_to_project(pool: RankPool, f
     case = Case((30, 40, 50), (((0,), (1,), (2,)), ((3,), (4,), ())))
     assert pool.run(3, descend_without_memory, case, failing) == [((failing,), True)] * 3
     assert pool.run(3, descend_without_memory, case, -1) == [((), False)] * 3
+
+
+def test_a_step_that_is_given_up_leaves_nothing_under_way(pool: RankPool) -> None:
+    case = Case((30, 40), (((0,), (1,)), ((2,), (3,))))
+    assert pool.run(2, give_up_in_round_two, case, 1) == [((1,), 2, 2)] * 2

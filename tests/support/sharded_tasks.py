@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -156,7 +157,7 @@ def descend_case(ranks: Ranks, case: Case) -> Outcome:
 class LateRanks(ProcessRanks):
     """Ranks whose exchanges are made when they are waited for, as late as may be."""
 
-    num_late = 0
+    num_late = num_waited = 0
 
     def begin_all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor
@@ -164,15 +165,17 @@ class LateRanks(ProcessRanks):
         """Fill `into` with what is no number, and send nothing yet."""
         self.num_late += 1
         into.fill_(math.nan)
-        return _Late(lambda: self.all_to_all(rows, sent, received, into=into))
+        return _Late(self, lambda: self.all_to_all(rows, sent, received, into=into))
 
 
 class _Late(Transfer):
-    def __init__(self, make: Callable[[], object]) -> None:
+    def __init__(self, ranks: LateRanks, make: Callable[[], object]) -> None:
+        self._ranks = ranks
         self._make = make
 
     def wait(self) -> None:
         """Make the exchange."""
+        self._ranks.num_waited += 1
         self._make()
 
 
@@ -181,6 +184,30 @@ def descend_in_runs(ranks: Ranks, case: Case, num_runs: int) -> tuple[Outcome, i
     late = LateRanks(ranks._group)  # type: ignore[attr-defined]
     with patch.object(sharded_gradients, "runs_on", lambda *_: num_runs):
         return descend_case(late, case), late.num_late
+
+
+def give_up_in_round_two(ranks: Ranks, case: Case, failing: int) -> tuple[tuple[int, ...], int, int]:
+    """Try a step of which a rank has no memory for the second round.
+
+    Return who is told of, how many exchanges were late, and how many of them were waited for.
+    """
+    late, project_for_all = LateRanks(ranks._group), sharded_gradients.project_for_all  # type: ignore
+    rounds, told = iter((False, ranks.rank == failing)), ()
+
+    def short(*given: Any) -> Any:
+        if next(rounds):
+            raise torch.OutOfMemoryError("there is no room left")
+        return project_for_all(*given)
+
+    with (
+        patch.object(sharded_gradients, "runs_on", lambda *_: 2),
+        patch.object(sharded_gradients, "project_for_all", short),
+    ):
+        try:
+            descend_case(late, case)
+        except OutOfMemory as error:
+            told = error.ranks
+    return told, late.num_late, late.num_waited
 
 
 def draw_views(ranks: Ranks, sizes: tuple[int, ...], views: tuple[tuple[int, ...], ...]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed.failures import together
-from splatstudio.distributed.ranks import Ranks
+from splatstudio.distributed.ranks import Ranks, Transfer
 
 MOST_RADIUS = 32767  # px: what 16 bits hold; a larger rectangle is cut down to it
 RADII_WORDS = 1  # of 32 bits, both together
@@ -92,110 +92,180 @@ def _runs(packing: Packing, num_columns: int) -> tuple[list[tuple[int, int]], li
     return runs
 
 
+@dataclass(frozen=True)
+class Splits:
+    """How many rows a rank sends to each rank in one message, and how many it gets from each."""
+
+    sent: Sequence[int]
+    received: Sequence[int]
+
+
 @dataclass(frozen=True, eq=False)
 class ExchangeRoute:
-    """How many rows a rank sends to each rank, and how many it gets from each.
+    """Who gets how many rows of whom, and in how many messages their gradients come back.
 
-    With `packing` some columns travel in 16 bits, those of a rank's own rows too: a picture does not depend
-    on which rank draws it.
+    The gradients of a message lie behind those of the one before, on both sides. With `packing` some columns
+    travel in 16 bits, those of a rank's own rows too: a picture does not depend on which rank draws it.
     """
 
     ranks: Ranks
-    sent: Sequence[int]
-    received: Sequence[int]
+    there: Splits
+    back: Sequence[Splits]  # as of the way there: what was sent of the rows whose gradients come back
     packing: Fp16Packing | None = None
+
+    def spans_back(self) -> list[tuple[slice, slice]]:
+        """Return for each message back its rows among those that were sent, and among those that came."""
+        spans, first_sent, first_received = [], 0, 0
+        for each in self.back:
+            end_sent, end_received = first_sent + sum(each.sent), first_received + sum(each.received)
+            spans.append((slice(first_sent, end_sent), slice(first_received, end_received)))
+            first_sent, first_received = end_sent, end_received
+        return spans
 
 
 @dataclass(frozen=True, eq=False)
 class ReturnBuffers:
     """Memory for the gradients of rows, on both sides; with `ExchangeRoute.packing` also for packed ones."""
 
-    given: Tensor  # [K, D] of the rows that came, zeros until somebody finds them
+    given: Tensor  # [K, D] of the rows that came, to be filled by whoever finds them
     values: Tensor  # [M, D] of the rows that were sent; `given` itself where nothing is sent
     packed: tuple[Tensor, Tensor] | None  # the rows that are sent, and those that come
 
 
-@torch.no_grad()
-def exchange(
-    rows: Tensor, radii: Tensor, route: ExchangeRoute, num_back: int = 0
-) -> tuple[Tensor, Tensor, ReturnBuffers]:
-    """Return the rows and the radii that all ranks have for this one, by rank, without gradients.
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """What all ranks have for this one, by rank, without gradients."""
 
-    `rows` [M, C] and `radii` [M, 2] int32 are sent in one message. What comes of the rows' gradients, of
-    which each has `num_back` numbers, goes the other way, by `sent_back`. Raises OutOfMemory on all ranks
-    where any has no memory for what comes, both ways, before anything is sent.
+    columns: tuple[Tensor, ...]  # of the rows, [K, c] each
+    radii: Tensor  # [K, 2] int32
+    back: ReturnBuffers  # for the gradients of the rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffers:
+    """Memory for what comes."""
+
+    words: Tensor  # [K, W] as it travels
+    rows: Tensor | None  # [K, C] unpacked, with `ExchangeRoute.packing`
+    columns: tuple[Tensor, ...]
+    radii: Tensor
+
+
+@torch.no_grad()
+def exchange(record: Tensor, columns: Sequence[int], route: ExchangeRoute, num_back: int = 0) -> Arrived:
+    """Return the rows and the radii that all ranks have for this one.
+
+    `record` [M, C + 2] are the rows, of `columns` that have C numbers together, and the bits of both int32
+    radii. What is found of the rows' gradients, of which each has `num_back` numbers, goes the other way, by
+    `Return`. Raises OutOfMemory on all ranks where any has no memory for what comes, both ways, before
+    anything is sent.
     """
+    num_columns = sum(columns)
     if route.ranks.num_ranks == 1:
-        return rows.detach(), radii, return_buffers(rows, route, num_back)
-    sent, (got, got_rows, got_radii), back = together(
+        rows, radii = record[:, :num_columns], record[:, num_columns:].contiguous().view(torch.int32)
+        parts = tuple(part.contiguous() for part in rows.split(list(columns), dim=1))
+        return Arrived(parts, radii, return_buffers(record, route, num_back))
+    words, got, back = together(
         route.ranks,
         lambda: (
-            _record(rows, radii, route),
-            _buffers(rows, radii, route),
-            return_buffers(rows, route, num_back),
+            _words(record, num_columns, route.packing),
+            _buffers(record, columns, route),
+            return_buffers(record, route, num_back),
         ),
     )
-    route.ranks.all_to_all(sent, route.sent, route.received, into=got)
-    if route.packing is None:
-        got_rows.copy_(got[:, : rows.shape[1]])
-        got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
-    else:
-        num_words = got.shape[1] - RADII_WORDS
-        unpack(got[:, :num_words], route.packing.rows, got_rows)
-        got_radii.copy_(got[:, num_words:].view(torch.int16))
-    return got_rows, got_radii, back
+    route.ranks.all_to_all(words, route.there.sent, route.there.received, into=got.words)
+    _take_apart(got, columns, route.packing)
+    return Arrived(got.columns, got.radii, back)
 
 
-def _record(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> Tensor:
-    """Return what is sent of each row."""
-    # The radii ride along as the bits of floating point numbers.
-    if route.packing is None:
-        return torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
-    num_words = route.packing.rows.num_words(rows.shape[1])
-    record = rows.new_empty((len(rows), num_words + RADII_WORDS))
-    pack(rows.detach(), route.packing.rows, record[:, :num_words])
-    record[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
-    return record
+def _words(record: Tensor, num_columns: int, packing: Fp16Packing | None) -> Tensor:
+    """Return what is sent of each row: the record itself where all travels in 32 bits."""
+    if packing is None:
+        return record
+    num_words = packing.rows.num_words(num_columns)
+    words = record.new_empty((len(record), num_words + RADII_WORDS))
+    pack(record[:, :num_columns], packing.rows, words[:, :num_words])
+    radii = record[:, num_columns:].view(torch.int32)
+    words[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
+    return words
 
 
-def _buffers(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for what comes: the records, their rows and their radii."""
-    num, packing = sum(route.received), route.packing
-    width = rows.shape[1] + radii.shape[1]
+def _buffers(record: Tensor, columns: Sequence[int], route: ExchangeRoute) -> _Buffers:
+    num, packing, width, rows = sum(route.there.received), route.packing, record.shape[1], None
     if packing is not None:
-        width = packing.rows.num_words(rows.shape[1]) + RADII_WORDS
-    return (
-        rows.new_empty((num, width)),
-        rows.new_empty((num, rows.shape[1])),
-        radii.new_empty((num, radii.shape[1])),
+        width = packing.rows.num_words(sum(columns)) + RADII_WORDS
+        rows = record.new_empty((num, sum(columns)))
+    parts = tuple(record.new_empty((num, each)) for each in columns)
+    return _Buffers(
+        record.new_empty((num, width)), rows, parts, record.new_empty((num, 2), dtype=torch.int32)
     )
 
 
-def return_buffers(rows: Tensor, route: ExchangeRoute, num_back: int) -> ReturnBuffers:
-    """Return memory for the gradients of the rows that come, of so many numbers each, and for `sent_back`."""
-    num_came, num_sent = sum(route.received), sum(route.sent)
-    given = rows.new_zeros((num_came, num_back))
+def _take_apart(got: _Buffers, columns: Sequence[int], packing: Fp16Packing | None) -> None:
+    """Put what has come into columns; it takes no memory, as that could be short on one rank."""
+    words = rows = got.words
+    if packing is None:
+        got.radii.view(words.dtype).copy_(words[:, sum(columns) :])
+    else:
+        assert got.rows is not None
+        num_words, rows = words.shape[1] - RADII_WORDS, got.rows
+        unpack(words[:, :num_words], packing.rows, rows)
+        got.radii.copy_(words[:, num_words:].view(torch.int16))
+    place = 0
+    for part, num in zip(got.columns, columns, strict=True):
+        part.copy_(rows[:, place : place + num])
+        place += num
+
+
+def return_buffers(record: Tensor, route: ExchangeRoute, num_back: int) -> ReturnBuffers:
+    """Return memory for the gradients of the rows that come, of so many numbers each, and for `Return`."""
+    num_came, num_sent = sum(route.there.received), sum(route.there.sent)
+    given = record.new_empty((num_came, num_back))
     if route.ranks.num_ranks == 1:
         return ReturnBuffers(given, given, None)
-    values = rows.new_empty((num_sent, num_back))
+    values = record.new_empty((num_sent, num_back))
     if route.packing is None:
         return ReturnBuffers(given, values, None)
     num_words = route.packing.gradients.num_words(num_back)
-    packed = rows.new_empty((num_came, num_words)), rows.new_empty((num_sent, num_words))
+    packed = record.new_empty((num_came, num_words)), record.new_empty((num_sent, num_words))
     return ReturnBuffers(given, values, packed)
 
 
-def sent_back(back: ReturnBuffers, route: ExchangeRoute) -> Tensor:
-    """Return what all ranks have found of the rows that this one had sent, [M, D].
+class Return:
+    """What all ranks have found of the rows that this one had sent, on its way back."""
 
-    All ranks call it, each with what it has put into `back.given`, also where that is nothing.
-    """
-    if route.ranks.num_ranks == 1:
-        return back.given
-    if back.packed is None or route.packing is None:
-        return route.ranks.all_to_all(back.given, route.received, route.sent, into=back.values)
-    record, got = back.packed
-    pack(back.given, route.packing.gradients, record)
-    route.ranks.all_to_all(record, route.received, route.sent, into=got)
-    unpack(got, route.packing.gradients, back.values)
-    return back.values
+    def __init__(self, back: ReturnBuffers, route: ExchangeRoute) -> None:
+        """Begin it: `ReturnBuffers.given` has what this rank has found; all ranks do this together."""
+        self.values = back.values  # [M, D]; what belongs to a message is there after its `wait`
+        self.spans = [
+            sent for sent, _ in route.spans_back()
+        ]  # of each message, among the rows that were sent
+        self._under_way: list[Transfer | None] = [None for _ in self.spans]
+        self._packed: tuple[Tensor, Packing] | None = None
+        if route.ranks.num_ranks == 1:
+            return
+        given, into = back.given, back.values
+        if back.packed is not None and route.packing is not None:
+            given, into = back.packed
+            pack(back.given, route.packing.gradients, given)
+            self._packed = into, route.packing.gradients
+        self._under_way = [
+            route.ranks.begin_all_to_all(given[received], splits.received, splits.sent, into[sent])
+            for splits, (sent, received) in zip(route.back, route.spans_back(), strict=True)
+        ]
+
+    def wait(self, message: int) -> None:
+        """Let what this thread does next find what a message brings."""
+        transfer, self._under_way[message] = self._under_way[message], None
+        if transfer is None:
+            return
+        transfer.wait()
+        if self._packed is not None:
+            (words, packing), span = self._packed, self.spans[message]
+            unpack(words[span], packing, self.values[span])
+
+    def wait_for_all(self) -> Tensor:
+        """Return `values`, all of which are there."""
+        for message in range(len(self.spans)):
+            self.wait(message)
+        return self.values

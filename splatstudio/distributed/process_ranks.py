@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from splatstudio.devices import accelerator
-from splatstudio.distributed.ranks import Ranks
+from splatstudio.distributed.ranks import Ranks, Transfer
 
 PATIENCE_SECONDS = 60.0  # for the first messages, once all ranks have met
 # Numbers to each rank: NCCL connects, and takes memory, at the first short message and at the first long one.
@@ -204,6 +205,21 @@ class ProcessRanks(Ranks):
             dist.all_to_all_single(got, rows, list(received), list(sent), group=self._group_for(rows))
         return got
 
+    def begin_all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor
+    ) -> Transfer:
+        """Begin what `all_to_all` does; until `Transfer.wait`, `rows` stay as they are and `into` unread."""
+        assert sum(sent) == len(rows), "every row goes to a rank"
+        rows, group = rows.detach().contiguous(), self._group_for(rows)
+        with self._counted(None, rows.nbytes):
+            work = dist.all_to_all_single(into, rows, list(received), list(sent), group=group, async_op=True)
+        return _UnderWay(self, work, rows, into)
+
+    def finish(self, work: Any, into: Tensor) -> None:
+        """Wait for what `begin_all_to_all` has begun; only what is left of it counts as time spent."""
+        with self._counted(into, 0):
+            work.wait()
+
     def _told_by_all(self, values: Tensor) -> Tensor:
         """Return every rank's `values`, of the same shape on each and on the CPU, as rows, rank 0's first.
 
@@ -219,13 +235,31 @@ class ProcessRanks(Ranks):
         return self._control if tensor.device.type == "cpu" else self._group
 
     @contextmanager
-    def _counted(self, tensor: Tensor, num_bytes: int) -> Iterator[None]:
+    def _counted(self, tensor: Tensor | None, num_bytes: int) -> Iterator[None]:
+        """Count what is exchanged: its bytes, and the time that the host and the `tensor`'s GPU are in it."""
         started = time.perf_counter()
-        self._on_gpu.begin(tensor)
+        if tensor is not None:
+            self._on_gpu.begin(tensor)
         yield
-        self._on_gpu.end(tensor)
+        if tensor is not None:
+            self._on_gpu.end(tensor)
         self.seconds += time.perf_counter() - started + self._on_gpu.take()
         self.num_bytes += num_bytes
+
+
+class _UnderWay(Transfer):
+    """Rows on their way; both sides' memory is held until they are there."""
+
+    def __init__(self, ranks: ProcessRanks, work: Any, rows: Tensor, into: Tensor) -> None:
+        self._ranks = ranks
+        self._held: tuple[Any, Tensor, Tensor] | None = (work, rows, into)
+
+    def wait(self) -> None:
+        """Let what this thread does next find the rows."""
+        if self._held is not None:
+            work, _, into = self._held
+            self._ranks.finish(work, into)
+            self._held = None
 
 
 def _row_bytes(rows: Tensor) -> int:

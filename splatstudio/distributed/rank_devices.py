@@ -173,6 +173,8 @@ def settle_device(gpu: int | None, num_threads: int | None) -> None:
     # Read when the first tensor goes to the GPU; what the user has set stays.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", ALLOCATOR)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
+    # Read when NCCL's group is made: rows that travel while the optimizer steps do not wait for its blocks.
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     if gpu is None:

@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
+class Transfer:
+    """An exchange that is under way; this one is done."""
+
+    def wait(self) -> None:
+        """Let what this thread does next find the rows: of a GPU its queue waits, and not the host."""
+
+
 class Ranks:
     """A training of one process, which has nobody to ask; `ProcessRanks` is the one of several.
 
@@ -48,6 +55,13 @@ class Ranks:
         that is given, which is contiguous.
         """
         return rows if into is None else into.copy_(rows)
+
+    def begin_all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor
+    ) -> Transfer:
+        """Begin what `all_to_all` does; until `Transfer.wait`, `rows` stay as they are and `into` unread."""
+        self.all_to_all(rows, sent, received, into=into)
+        return Transfer()
 
     def share(self, num: int) -> slice:
         """Return which of `num` things in order are this rank's when all ranks share them evenly."""

@@ -7,7 +7,7 @@ the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -103,11 +103,22 @@ class StepPlan:
     dropout: Dropout | None = None  # who is left out of the step's pictures; None: nobody
 
 
+@dataclass(frozen=True, eq=False)
+class RunOfViews:
+    """What the views of a step give of a run of a rank's Gaussians, for the optimizer."""
+
+    rows: slice  # of the rank's Gaussians
+    views: list[ViewRows] = field(default_factory=list)  # in the order in which they are added
+    # Called before the gradients of `views` are looked at: they may still be on their way from other ranks.
+    arrivals: list[Callable[[], None]] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class SummedGradients:
     """The gradients of several views of a step, and what the views showed.
 
-    With `rows` the optimizer sums what each view gives, and `tensors` and `seen` say nothing.
+    With `runs` the optimizer sums what each view gives, and `tensors` and `seen` say nothing; observations
+    are whole when all runs have arrived.
     """
 
     tensors: dict[str, Tensor | None]  # of the six tensors by name, summed
@@ -116,7 +127,7 @@ class SummedGradients:
     observations: list[Observation] = field(default_factory=list)
     twists: list[Tensor] = field(default_factory=list)  # [6] of each camera, as of `pose_gradient`
     seen: Tensor | None = None  # [N] bool, in any of the pictures
-    rows: list[ViewRows] | None = None  # of each view, in the order in which they are added
+    runs: list[RunOfViews] | None = None
     num_views: int = 0
     num_all: int = 0  # Gaussians of all ranks
 
@@ -124,6 +135,13 @@ class SummedGradients:
     def nothing(cls, gaussians: Gaussians, others: Sequence[Tensor]) -> SummedGradients:
         """Return the sums before the first view."""
         return cls(dict.fromkeys(gaussians.tensors()), [None] * len(others), num_all=len(gaussians))
+
+    def arrived(self) -> Iterator[tuple[slice, Sequence[ViewRows]]]:
+        """Yield run by run its Gaussians and what the views give of them, as soon as that has come."""
+        for run in self.runs or ():
+            for arrive in run.arrivals:
+                arrive()
+            yield run.rows, run.views
 
     def add(self, values: dict[str, Tensor | None], radii: Tensor) -> None:
         """Add the gradients `values` of a view, which shows what has `radii`.

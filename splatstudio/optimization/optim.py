@@ -192,31 +192,38 @@ class SplatAdam:
     def step_views(
         self,
         gaussians: Gaussians,
-        views: Sequence[ViewRows],
+        runs: Iterable[tuple[slice, Sequence[ViewRows]]],
         rates: dict[str, float],
         *,
         settings: ProjectSettings,
         visible_only: bool = False,
         regularization: Regularization = NO_REGULARIZATION,
     ) -> None:
-        """Update `gaussians` in place from what `views`, all pictures of a step, give, and `regularization`.
+        """Update `gaussians` in place from what all pictures of a step give, and `regularization`.
 
-        The same as `step` on the sum of their gradients, to the last bit but for that of `regularization`.
+        `runs` are one after the other rows of the Gaussians, all of them together, and what each picture
+        gives of those. The same as `step` on the sum of the gradients, to the last bit but for that of
+        `regularization`.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.flush_lazy_rows(gaussians)
         self.num_steps += 1
-        project_adam_views(
-            gaussians,
-            self.exp_avg,
-            self.exp_avg_sq,
-            views,
-            settings=settings,
-            adam=_adam_of_batch(rates, len(views), self.num_steps),
-            regularization=regularization,
-            used_columns=self._columns_in_use(settings.sh_degree),
-            visible_only=visible_only,
-        )
+        used_columns, model = self._columns_in_use(settings.sh_degree), gaussians.detach()
+        for rows, views in runs:
+            moving = model[rows]
+            # Of a mean over all Gaussians those of a run have their part.
+            share = len(moving) / max(len(model), 1)
+            project_adam_views(
+                moving,
+                self.exp_avg[rows],
+                self.exp_avg_sq[rows],
+                views,
+                settings=settings,
+                adam=_adam_of_batch(rates, len(views), self.num_steps),
+                regularization=Regularization(regularization.opacity * share, regularization.scale * share),
+                used_columns=used_columns,
+                visible_only=visible_only,
+            )
 
     def uncount(self) -> None:
         """Forget the last step, which its gate has kept from changing anything."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import ReadBack, to_device
-from splatstudio.distributed.exchange import sent_back
+from splatstudio.distributed.exchange import Return
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
@@ -28,6 +28,7 @@ from splatstudio.optimization.gradients import (
     LossNotFinite,
     Observation,
     RenderOutput,
+    RunOfViews,
     StepInputs,
     StepPlan,
     SummedGradients,
@@ -46,6 +47,7 @@ from splatstudio.rendering.sharded_view import (
     project_settings,
     projected_from,
     rows_of_camera,
+    run_ends,
     share,
 )
 
@@ -57,16 +59,25 @@ class ShardedStep:
     sums: SummedGradients
     losses: list[float] = field(default_factory=list)  # of the views of all ranks, by round and rank
     costs: list[float] = field(default_factory=list)  # likewise
+    returned: list[Return] = field(default_factory=list)  # of each round, perhaps still on its way
 
 
 @dataclass(frozen=True, eq=False)
 class _OwnViews:
     """What this rank's views of a round give, before the other ranks know of it."""
 
-    losses: list[Tensor]  # scalars, on their device
-    costs: list[Tensor]  # likewise
     pictures: list[Tensor]
     others: list[Tensor | None]
+    # Losses, costs, and with a capacity how many instances each picture has.
+    numbers: ReadBack
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The numbers of a round on their way to the host."""
+
+    numbers: ReadBack  # see `_OwnViews`
+    twists: ReadBack | None  # of all cameras, this rank's part, where asked for
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,10 @@ class _Agreed:
     costs: list[float]
     twists: list[Tensor]  # [6] float64 of each camera, where asked for
     num_all: int  # Gaussians of all ranks
+
+
+class _TooLittleRoom(Exception):
+    """A picture of some rank has more instances than it had room for; all ranks raise this alike."""
 
 
 def sharded_gradients(
@@ -96,17 +111,49 @@ def sharded_gradients(
     of this rank's Gaussians in the pictures of all, and within a round in the `order` in which gradients are
     added: a number for each loss, () for the order of the losses. Where that order is of the photos and
     not of the ranks, the sums are those of one process to the last bit. The gradients of `inputs.others` are
-    summed over the ranks. Raises LossNotFinite or OutOfMemory on all ranks alike.
+    summed over the ranks. Raises LossNotFinite or OutOfMemory on all ranks alike. All pictures are drawn
+    again where one on any rank had too little room.
     """
+    while True:
+        try:
+            return _all_rounds(ranks, gaussians, rounds, cameras, inputs, order)
+        except _TooLittleRoom:
+            pass
+
+
+def _all_rounds(
+    ranks: Ranks,
+    gaussians: Gaussians,
+    rounds: Sequence[Sequence[TrainView]],
+    cameras: Sequence[Sequence[Sequence[Camera]]],
+    inputs: StepInputs,
+    order: Sequence[int],
+) -> ShardedStep:
     step = ShardedStep(SummedGradients.nothing(gaussians, inputs.others))
     of_all = [camera for by_rank in cameras for part in by_rank for camera in part]
     if _keeps_rows(gaussians, inputs.plan, of_all):
-        step.sums.rows = []
-    for views, by_rank in zip(rounds, cameras, strict=True):
-        _add_round(step, ranks, gaussians, views, by_rank, inputs, order)
+        ends = run_ends(len(gaussians), runs_on(ranks, gaussians.device))
+        starts = [0, *ends[:-1]]
+        step.sums.runs = [RunOfViews(slice(*span)) for span in zip(starts, ends, strict=True)]
+    try:
+        for number, (views, by_rank) in enumerate(zip(rounds, cameras, strict=True), start=1):
+            last = number == len(rounds)
+            _add_round(step, ranks, gaussians, views, by_rank, inputs, order, last=last)
+    except (OutOfMemory, LossNotFinite, _TooLittleRoom):
+        for returned in step.returned:  # nobody else may get the memory of what is under way
+            returned.wait_for_all()
+        raise
     step.sums.num_views = len(step.losses)
-    step.sums.others = _all_reduced(ranks, inputs.others, step.sums.others)
     return step
+
+
+def runs_on(ranks: Ranks, device: torch.device) -> int:
+    """Return in how many runs of rows the gradients of a rank's Gaussians come from other ranks.
+
+    On GPUs in two: the optimizer steps the first while the gradients of the second are on their way. A CPU's
+    cores are busy with the one as with the other.
+    """
+    return 1 if ranks.num_ranks == 1 or device.type == "cpu" else 2
 
 
 def _keeps_rows(gaussians: Gaussians, plan: StepPlan, cameras: Sequence[Camera]) -> bool:
@@ -129,63 +176,80 @@ def _add_round(
     by_rank: Sequence[Sequence[Camera]],
     inputs: StepInputs,
     order: Sequence[int],
+    *,
+    last: bool,
 ) -> None:
-    """Add what a round finds to `step`.
+    """Add what a round finds to `step`; in the `last` one the gradients of `inputs.others` are summed.
 
-    Of two messages each rank tells what it has no memory for: before rows are sent, and when their gradients
-    are added. In between it sends what it has, and nobody has changed anything yet.
+    Of two messages each rank tells what it has no memory for: before rows are sent, and while their gradients
+    are on their way back. In between it sends what it has, and nobody has changed anything yet.
     """
     plan, num_cameras = inputs.plan, [len(part) for part in by_rank]
     cameras = [camera for part in by_rank for camera in part]
     settings, num_before = project_settings(gaussians, plan.options), len(step.losses)
-    shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings, plan.dropout))
+    num_runs = 1 if step.sums.runs is None else len(step.sums.runs)
+    shared = unless_out_of_memory(
+        lambda: project_for_all(gaussians, cameras, settings, plan.dropout, num_runs)
+    )
     num_back = sum(COLUMNS) + PROBE_COLUMNS * _with_probe(plan)
-    received = share(ranks, shared, num_cameras, inputs.packing, num_back=num_back)
+    received = share(ranks, shared, num_cameras, inputs.packing, num_back=num_back, num_runs=num_runs)
     assert shared is not None, "or `share` has raised"
     own = unless_out_of_memory(lambda: _own_views(gaussians, received, views, inputs))
-    v_sent = sent_back(received.back, received.route)
+    if own is not None:
+        step.sums.add_others(own.others)
+    if last:  # before the rows' gradients: a GPU would wait for those, too
+        step.sums.others = _all_reduced(ranks, inputs.others, step.sums.others)
+    step.returned.append(returned := received.start_return())
     turns = list(range(len(cameras)))
     if order:
         turns.sort(key=lambda number: order[num_before + number])
 
-    def found(own: _OwnViews) -> ReadBack:
-        twists = _add_cameras(step.sums, gaussians, shared, v_sent, cameras, plan, turns)
-        return ReadBack(v_sent.new_zeros(0), *own.losses, *own.costs, *twists)
+    def found(own: _OwnViews) -> _Found:
+        twists = _add_cameras(step.sums, gaussians, shared, returned, cameras, plan, turns)
+        return _Found(own.numbers, ReadBack(*twists) if twists else None)
 
     # Here a step takes the most memory: for all that the views show, or the sums of all six tensors.
     numbers = None if own is None else unless_out_of_memory(partial(found, own))
-    agreed = _agreed(ranks, numbers, len(gaussians), num_cameras, num_before, poses=plan.poses)
+    agreed = _agreed(ranks, numbers, len(gaussians), num_cameras, num_before, plan)
     assert own is not None, "or `_agreed` has raised"
+    if num_runs == 1:
+        returned.wait_for_all()
     step.losses += agreed.losses
     step.costs += agreed.costs
     step.sums.twists += agreed.twists
     step.sums.num_all = agreed.num_all
     step.sums.pictures += own.pictures
-    step.sums.add_others(own.others)
 
 
 def _add_cameras(
     sums: SummedGradients,
     gaussians: Gaussians,
     shared: Shared,
-    v_sent: Tensor,
+    returned: Return,
     cameras: Sequence[Camera],
     plan: StepPlan,
     turns: Sequence[int],
 ) -> list[Tensor]:
     """Add the gradients and the observations of what was `shared`; return the cameras' twists, if asked.
 
-    `turns`: the cameras in the order in which they are added.
+    `turns`: the cameras in the order in which they are added. Nothing waits for what is `returned` where the
+    optimizer sums it.
     """
-    settings = project_settings(gaussians, plan.options)
-    twists = dict[int, Tensor]()
-    v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
+    observations = _observations(shared, cameras) if plan.observed else []
+    sums.observations += [observations[number] for number in turns] if plan.observed else []
+    if sums.runs is not None:
+        places = [radii.new_full((len(radii),), -1) for radii in shared.all_radii]
+        for number, run in enumerate(sums.runs):
+            views = _rows_of(shared, number, returned, cameras, places)
+            run.views.extend(replace(views[turn], places=places[turn][run.rows]) for turn in turns)
+            run.arrivals.append(partial(_arrive, _of_run(shared, number), number, returned, observations))
+        return []
+    settings, twists = project_settings(gaussians, plan.options), dict[int, Tensor]()
+    _arrive(shared.visible, 0, returned, observations)
+    v_parts = returned.values[:, : sum(COLUMNS)].split([len(rows) for rows in shared.visible])
     # Camera by camera; where the twist of each is asked for there is a set of gradients besides their sum.
     for number in turns:
         camera, radii = cameras[number], shared.all_radii[number]
-        if sums.rows is not None:
-            sums.rows.append(_rows_of(shared, number, v_sent, camera))
-            continue
         if stages_for(gaussians.means) is ops and not plan.poses:
             totals = sums.begun(gaussians, settings)
             _add_camera(totals, gaussians, shared, number, v_parts[number], camera, settings, plan.dropout)
@@ -198,18 +262,43 @@ def _add_cameras(
                 gaussians, named, camera=camera, sh_degree=settings.sh_degree, radii=radii
             )
         sums.add(named, radii)
-    observations = _observations(shared, v_sent, cameras)
-    sums.observations += [observations[number] for number in turns] if plan.observed else []
     return [twists[number] for number in sorted(twists)]
 
 
-def _rows_of(shared: Shared, number: int, v_sent: Tensor, camera: Camera) -> ViewRows:
-    """Return what a camera shows and the gradients of that, for the optimizer."""
-    rows, sizes = shared.visible[number], [len(part) for part in shared.parts]
-    places = shared.all_radii[number].new_full((len(shared.all_radii[number]),), -1)
-    places[rows] = torch.arange(len(rows), dtype=places.dtype, device=places.device)
-    colors = shared.rows.split(sizes)[number][:, -COLUMNS[-1] :].contiguous()
-    return ViewRows(camera, places, colors, v_sent.split(sizes)[number])
+def _of_run(shared: Shared, number: int, of_rows: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """Return for each camera what is a run's of `of_rows`, or of the indices of what it sees."""
+    parts = zip(shared.visible if of_rows is None else of_rows, shared.run_sizes, strict=True)
+    return [rows.split(sizes)[number] for rows, sizes in parts]
+
+
+def _rows_of(
+    shared: Shared, number: int, returned: Return, cameras: Sequence[Camera], places: Sequence[Tensor]
+) -> list[ViewRows]:
+    """Return what each camera shows of a run, for the optimizer, with room for the gradients.
+
+    `places` [N] of each camera are those of all runs, of which this one's are put in.
+    """
+    visible, colors = _of_run(shared, number), _of_run(shared, number, shared.colors())
+    v_parts = returned.values[returned.spans[number]].split([len(rows) for rows in visible])
+    for each, rows in zip(places, visible, strict=True):
+        each[rows] = torch.arange(len(rows), dtype=each.dtype, device=each.device)
+    parts = zip(cameras, places, colors, v_parts, strict=True)
+    return [ViewRows(camera, each, shown.contiguous(), v) for camera, each, shown, v in parts]
+
+
+def _arrive(
+    visible: Sequence[Tensor], number: int, returned: Return, observations: Sequence[Observation]
+) -> None:
+    """Wait for the gradients of a run, and put them into the observations, which takes no memory.
+
+    `visible`: for each camera the indices of the run's rows.
+    """
+    returned.wait(number)
+    v = returned.values[returned.spans[number]]
+    v_means2d = v[:, sum(COLUMNS) :] if v.shape[1] > sum(COLUMNS) else v[:, :2]
+    parts = v_means2d.split([len(rows) for rows in visible]) if observations else ()
+    for observation, rows, part in zip(observations, visible, parts, strict=False):
+        observation.gradients2d.index_copy_(0, rows, part)
 
 
 def _gradients_of(
@@ -251,7 +340,7 @@ def _add_camera(
 
     means2d, conics, depths, opacities, colors = (of_all(part) for part in v.split(COLUMNS, dim=1))
     v_projected = (means2d, conics, depths[:, 0], opacities[:, 0], colors)
-    shown_colors = of_all(shared.parts[number][:, -COLUMNS[-1] :])
+    shown_colors = of_all(shared.colors()[number])
     given, shown = totals, gaussians
     if dropout is not None:  # what is drawn has other opacities
         shown = dropout.drawn(gaussians.detach())
@@ -276,14 +365,15 @@ def _own_views(
 
     A GPU is not waited for: whether a loss is finite is known when all is queued.
     """
-    num_columns, v = received.rows.shape[1], received.back.given
-    own = _OwnViews([], [], [], [None] * len(inputs.others))
+    plan, losses, costs, counts = inputs.plan, list[Tensor](), list[Tensor](), list[Tensor]()
+    pictures, v_others = list[Tensor](), list[Tensor | None]([None] * len(inputs.others))
+    places = received.places_back()
     for number, view in enumerate(views):
         rows = rows_of_camera(received, number)
-        leaves = projected_from(received.rows[rows], received.radii[rows])
+        leaves = projected_from(received, rows)
         leaf_tensors = [leaf.requires_grad_() for leaf in differentiable(leaves)]
-        probe = torch.zeros_like(leaves.means2d, requires_grad=True) if _with_probe(inputs.plan) else None
-        raster = _rasterized(leaves, view, probe)
+        probe = torch.zeros_like(leaves.means2d, requires_grad=True) if _with_probe(plan) else None
+        raster = _rasterized(leaves, view, probe, plan)
         output = RenderOutput(
             raster.rgb,
             raster.alpha,
@@ -293,27 +383,28 @@ def _own_views(
             projected=leaves,
             probe=probe,
             camera=view.camera,
-            settings=project_settings(gaussians, inputs.plan.options),
+            settings=project_settings(gaussians, plan.options),
         )
         loss = inputs.loss_of(view, output)
-        own.losses.append(loss.detach())
-        own.pictures.append(raster.rgb.detach())
-        own.costs.append(pixels_drawn_over(leaves.radii, view.camera))
-        probes = [] if probe is None else [probe]
-        asked = [*leaf_tensors, *probes, *inputs.others]
-        values = torch.autograd.grad(loss, asked, allow_unused=True)
-        v_leaves = [
-            torch.zeros_like(leaf) if value is None else value
-            for leaf, value in zip(leaf_tensors, values, strict=False)
-        ]
-        v[rows, :num_columns] = torch.cat(
-            [each if each.dim() == 2 else each[:, None] for each in v_leaves], dim=1
-        )
-        if probe is not None and values[len(leaf_tensors)] is not None:
-            v[rows, num_columns:] = values[len(leaf_tensors)]
-        v_others = values[len(leaf_tensors) + len(probes) :]
-        own.others[:] = [plus(a, b) for a, b in zip(own.others, v_others, strict=True)]
-    return own
+        losses.append(loss.detach())
+        pictures.append(raster.rgb.detach())
+        costs.append(pixels_drawn_over(leaves.radii, view.camera))
+        if plan.capacity is not None and raster.num_instances is not None:
+            counts.append(raster.num_instances)
+        leaf_tensors += [] if probe is None else [probe]
+        values = torch.autograd.grad(loss, [*leaf_tensors, *inputs.others], allow_unused=True)
+        _give(received.given, rows if places is None else places[rows], values[: len(leaf_tensors)])
+        v_others = [plus(a, b) for a, b in zip(v_others, values[len(leaf_tensors) :], strict=True)]
+    numbers = ReadBack(received.given.new_zeros(0), *losses, *costs, *counts)
+    return _OwnViews(pictures, v_others, numbers)
+
+
+def _give(given: Tensor, rows: Tensor | slice, values: Sequence[Tensor | None]) -> None:
+    """Put the gradients of the columns into `rows` of what is `given` back; None stands for zeros."""
+    place = 0
+    for value, num in zip(values, (*COLUMNS, PROBE_COLUMNS), strict=False):
+        given[rows, place : place + num] = 0.0 if value is None else value.reshape(-1, num)
+        place += num
 
 
 def _with_probe(plan: StepPlan) -> bool:
@@ -321,10 +412,15 @@ def _with_probe(plan: StepPlan) -> bool:
     return plan.observed and plan.options.absgrad
 
 
-def _rasterized(projected: Projected, view: TrainView, probe: Tensor | None) -> Raster:
+def _rasterized(projected: Projected, view: TrainView, probe: Tensor | None, plan: StepPlan) -> Raster:
     stages, means2d = stages_for(projected.means2d), projected.means2d
     color = torch.tensor(view.background, dtype=means2d.dtype, device="cpu")
-    settings = RasterSettings(view.camera.width, view.camera.height, to_device(color, means2d.device))
+    settings = RasterSettings(
+        view.camera.width,
+        view.camera.height,
+        to_device(color, means2d.device),
+        room=None if plan.capacity is None else plan.capacity.size,
+    )
     if probe is not None:
         return stages.rasterize_absgrad(projected, settings, probe)
     return stages.rasterize(projected, settings)
@@ -332,33 +428,37 @@ def _rasterized(projected: Projected, view: TrainView, probe: Tensor | None) -> 
 
 def _agreed(
     ranks: Ranks,
-    found: ReadBack | None,
+    found: _Found | None,
     num_own: int,
     num_cameras: Sequence[int],
     num_before: int,
-    *,
-    poses: bool,
+    plan: StepPlan,
 ) -> _Agreed:
     """Return what all ranks found in a round, and the sum of all ranks' `num_own`.
 
-    `found` are the losses and the costs of this rank's views, and with `poses` its part of all cameras'
-    twists; None where it had no memory. Raises OutOfMemory or LossNotFinite on all ranks where any has reason
-    to.
+    `found` is None where this rank had no memory. Raises OutOfMemory, _TooLittleRoom or LossNotFinite on all
+    ranks where any has reason to, in that order.
     """
     first, num, total = sum(num_cameras[: ranks.rank]), num_cameras[ranks.rank], sum(num_cameras)
-    sizes = [ranks.num_ranks, 1, 2 * total, 6 * total * poses]
+    sizes = [ranks.num_ranks, 1, 1, 2 * total, 6 * total * plan.poses]
     numbers = torch.zeros(sum(sizes), dtype=torch.float64, device="cpu")
-    failed, count, of_views, twists = numbers.split(sizes)
+    failed, count, cramped, of_views, twists = numbers.split(sizes)
     count[0] = num_own
     if found is None:
         failed[ranks.rank] = 1.0
+        if plan.capacity is not None:
+            plan.capacity.forget()
     else:  # the one place of a round, but for the counts, where the host waits for a GPU
-        own = torch.tensor(found.read(), dtype=torch.float64, device="cpu")
+        own = torch.tensor(found.numbers.read(), dtype=torch.float64, device="cpu")
         of_views.view(2, total)[:, first : first + num] = own[: 2 * num].view(2, num)
-        twists[:] = own[2 * num :]
-    failed, count, of_views, twists = ranks.all_reduce(numbers).split(sizes)
+        cramped[0] = not _had_room(plan, own[2 * num :])
+        if found.twists is not None:
+            twists[:] = torch.tensor(found.twists.read(), dtype=torch.float64, device="cpu")
+    failed, count, cramped, of_views, twists = ranks.all_reduce(numbers).split(sizes)
     if failed.any():
         raise OutOfMemory(failed.nonzero().squeeze(1).tolist())
+    if cramped.any():
+        raise _TooLittleRoom
     losses, costs = of_views.view(2, total).tolist()
     owners = [rank for rank, num in enumerate(num_cameras) for _ in range(num)]
     for number, (loss, rank) in enumerate(zip(losses, owners, strict=True)):
@@ -367,15 +467,18 @@ def _agreed(
     return _Agreed(losses, costs, list(twists.view(-1, 6)), int(count))
 
 
-def _observations(shared: Shared, v_sent: Tensor, cameras: Sequence[Camera]) -> list[Observation]:
-    with_probe = v_sent.shape[1] > shared.rows.shape[1]
-    v_means2d = v_sent[:, shared.rows.shape[1] :] if with_probe else v_sent[:, :2]
-    observations = []
-    parts = v_means2d.split([len(rows) for rows in shared.visible])
-    for rows, radii, v, camera in zip(shared.visible, shared.all_radii, parts, cameras, strict=True):
-        gradients2d = v.new_zeros((len(radii), 2)).index_copy_(0, rows, v)
-        observations.append(Observation(gradients2d, radii, camera.width, camera.height))
-    return observations
+def _had_room(plan: StepPlan, num_instances: Tensor) -> bool:
+    """Return whether pictures of so many instances each had room for them; the next ones have."""
+    capacity = plan.capacity
+    return capacity is None or all([capacity.held(int(num)) for num in num_instances])  # each is told
+
+
+def _observations(shared: Shared, cameras: Sequence[Camera]) -> list[Observation]:
+    """Return what each camera shows, without its gradients: these `_arrive` later."""
+    return [
+        Observation(shared.record.new_zeros((len(radii), 2)), radii, camera.width, camera.height)
+        for radii, camera in zip(shared.all_radii, cameras, strict=True)
+    ]
 
 
 def _all_reduced(

@@ -122,10 +122,10 @@ class TrainStep:
         # Means over this rank's Gaussians, which are a part of all, count as that part.
         share = num * len(self.gaussians) / max(sums.num_all, 1)
         regularization = _scaled(plan.regularization, share)
-        if sums.rows is not None:
+        if sums.runs is not None:
             self.optimizer.step_views(
                 self.gaussians,
-                sums.rows,
+                sums.arrived(),
                 plan.rates,
                 settings=project_settings(self.gaussians, plan.options),
                 visible_only=plan.visible_only,

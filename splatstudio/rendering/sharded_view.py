@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import ReadBack
-from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, ReturnBuffers, exchange
+from splatstudio.distributed.exchange import Arrived, ExchangeRoute, Fp16Packing, Return, Splits, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
@@ -35,22 +35,48 @@ CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
 class Shared:
     """What this rank's Gaussians look like to the cameras of all ranks, packed for the exchange."""
 
-    parts: tuple[Tensor, ...]  # for each camera what it sees, [M_c, 10]; see COLUMNS
-    rows: Tensor  # [M, 10] the parts, one behind the other, without gradients
-    radii: Tensor  # [M, 2] int32
-    visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians
+    record: Tensor  # [M, 12] by camera: COLUMNS, and the bits of both radii
+    visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians, rising
+    run_sizes: tuple[tuple[int, ...], ...]  # for each camera how many of its rows are of each run
     all_radii: tuple[Tensor, ...]  # for each camera [N, 2]
+    parts: tuple[Tensor, ...]  # on the reference: what each camera sees, [M_c, 10], differentiable; else ()
+
+    def colors(self) -> list[Tensor]:
+        """Return for each camera the colors of its rows, [M_c, 3]."""
+        colors = self.record[:, sum(COLUMNS[:-1]) : sum(COLUMNS)]
+        return list(colors.split([len(rows) for rows in self.visible]))
 
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What all ranks' Gaussians look like to the cameras of this one."""
+    """What all ranks' Gaussians look like to the cameras of this one, by rank, then by camera."""
 
-    rows: Tensor  # [K, 10] by rank, then by camera, without gradients
-    radii: Tensor  # [K, 2]
-    counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
+    arrived: Arrived
+    counts: (
+        Tensor  # [num_ranks, cameras, runs] int64: how many of the rows each rank has sent for each camera
+    )
     route: ExchangeRoute  # back to those that have sent them
-    back: ReturnBuffers  # for the gradients of the rows
+
+    def places_back(self) -> Tensor | None:
+        """Return where the gradients of each row lie among those that are sent back, [K]; None: in its row.
+
+        They go by run, then by rank and camera.
+        """
+        num_runs = self.counts.shape[2]
+        if num_runs == 1 or self.counts.numel() == 0:
+            return None
+        ends = self.counts.permute(2, 0, 1).reshape(-1).cumsum(0).view(num_runs, -1).t().reshape(-1)
+        spans, device = zip(self.counts.reshape(-1), ends, strict=True), self.arrived.radii.device
+        return torch.cat([torch.arange(int(end - num), int(end), device=device) for num, end in spans])
+
+    @property
+    def given(self) -> Tensor:
+        """Return memory for the gradients of the rows, [K, D], see `places_back`; each is some camera's."""
+        return self.arrived.back.given
+
+    def start_return(self) -> Return:
+        """Begin to send what is `given` to those whose rows these are; all ranks do this together."""
+        return Return(self.arrived.back, self.route)
 
 
 def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
@@ -98,49 +124,82 @@ def _camera(record: np.ndarray) -> Camera:
     return Camera(viewmat, K, width, height, CAMERA_MODELS[model])
 
 
+def run_ends(num: int, num_runs: int) -> list[int]:
+    """Return where runs of `num` Gaussians end, of about the same length: kernels ask for whole eights."""
+    return [num * (run + 1) // num_runs // 8 * 8 for run in range(num_runs - 1)] + [num]
+
+
 def project_for_all(
     gaussians: Gaussians,
     cameras: Sequence[Camera],
     settings: ProjectSettings,
     dropout: Dropout | None = None,
+    num_runs: int = 1,
 ) -> Shared:
     """Project this rank's Gaussians for `cameras` and pack what each sees.
 
-    On the reference the parts are differentiable in the six tensors. `dropout`: who is left out.
+    On the reference `Shared.parts` are differentiable in the six tensors. `dropout`: who is left out.
+    `num_runs`: in how many runs of rows gradients come back, see `run_ends`.
     """
-    if stages_for(gaussians.means) is ops:
+    native = stages_for(gaussians.means) is ops
+    if native:
         gaussians = gaussians.detach()  # the way back is `add_gradients`
     seen: list[Projected] = []
     for camera in cameras:
         shown = gaussians if dropout is None else dropout.drawn(gaussians)  # each with a graph of its own
         seen.append(project(shown, camera, settings))
-    radii, visible = [each.radii for each in seen], _visible_rows(seen)
-    packed: list[Tensor] = []
-    for index in visible:
-        packed.append(_packed(seen.pop(0), index))  # one after the other makes room
-    rows = gaussians.means.new_zeros((0, sum(COLUMNS)), requires_grad=False)
-    if packed:
-        rows = torch.cat([part.detach() for part in packed]) if len(packed) > 1 else packed[0].detach()
-    kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
-    all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
-    return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
+    radii = tuple(each.radii for each in seen)
+    visible, run_sizes = _visible_rows(radii, run_ends(len(gaussians), num_runs))
+    total = sum(map(len, visible))
+    record = gaussians.means.new_empty((total, sum(COLUMNS) + 2), requires_grad=False)
+    parts: list[Tensor] = []
+    for into, rows in zip(record.split([len(rows) for rows in visible]), visible, strict=True):
+        each = seen.pop(0)  # one after the other makes room
+        if native:
+            _pack_into(into, each, rows)
+        else:
+            parts.append(_packed(each, rows))
+            into[:, : sum(COLUMNS)] = parts[-1].detach()
+        torch.index_select(each.radii, 0, rows, out=into[:, sum(COLUMNS) :].view(torch.int32))
+    return Shared(record, visible, run_sizes, radii, tuple(parts))
 
 
-def _visible_rows(seen: Sequence[Projected]) -> list[Tensor]:
-    """Return for each camera the indices of what it sees; the host waits for a GPU but once."""
-    masks = [(each.radii > 0).all(dim=1) for each in seen]
+def _visible_rows(
+    radii: Sequence[Tensor], ends: Sequence[int]
+) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
+    """Return for each camera the indices of what is seen, and how many are of each run.
+
+    The host waits for a GPU but once.
+    """
+    masks = [(each > 0).all(dim=1) for each in radii]
     if not masks:
-        return []
-    nums = ReadBack(*[mask.sum() for mask in masks]).read()
-    return [
-        torch.nonzero_static(mask, size=int(num)).squeeze(1) for mask, num in zip(masks, nums, strict=True)
+        return (), ()
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    nums = iter(ReadBack(*[mask[start:end].sum() for mask in masks for start, end in spans]).read())
+    sizes = tuple(tuple(int(next(nums)) for _ in spans) for _ in masks)
+    rows = [
+        torch.nonzero_static(mask, size=sum(of)).squeeze(1) for mask, of in zip(masks, sizes, strict=True)
     ]
+    return tuple(rows), sizes
+
+
+def _columns_of(seen: Projected) -> tuple[Tensor, ...]:
+    """Return the columns of a row of the exchange, [N, c] each; see COLUMNS."""
+    return seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors
+
+
+def _pack_into(record: Tensor, seen: Projected, rows: Tensor) -> None:
+    """Put `rows` of what a camera sees into the columns of `record`, one after the other."""
+    place = 0
+    for column in _columns_of(seen):
+        num = column.shape[1]
+        torch.index_select(column, 0, rows, out=record[:, place : place + num])
+        place += num
 
 
 def _packed(seen: Projected, rows: Tensor) -> Tensor:
-    """Return `rows` of what a camera sees as rows of the exchange, [M, 10]."""
-    columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
-    return torch.cat([column.index_select(0, rows) for column in columns], dim=1)
+    """Return `rows` of what a camera sees as rows of the exchange, [M, 10], differentiable."""
+    return torch.cat([column.index_select(0, rows) for column in _columns_of(seen)], dim=1)
 
 
 def share(
@@ -150,46 +209,52 @@ def share(
     packing: Fp16Packing | None = None,
     *,
     num_back: int = 0,
+    num_runs: int = 1,
 ) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
-    `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. `num_back`: how many
-    numbers of each row will be sent back. All ranks raise OutOfMemory, before anything is sent, where any has
-    no memory for that or for what comes, there and back.
+    `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared`, with
+    `num_runs`, is None where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing.
+    `num_back`: how many numbers of each row will be sent back. All ranks raise OutOfMemory, before anything
+    is sent, where any has no memory for that or for what comes, there and back.
     """
     most = max(num_cameras)
-    counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
+    told = torch.zeros(ranks.num_ranks, most * num_runs + 1, dtype=torch.int64, device="cpu")
+    counts = told[:, :-1].view(ranks.num_ranks, most, num_runs)
     if shared is None:
-        counts[:, most] = 1
+        told[:, -1] = 1
     else:
-        numbers = iter(shared.visible)
+        sizes = iter(shared.run_sizes)
         for rank, num in enumerate(num_cameras):
             for camera in range(num):
-                counts[rank, camera] = len(next(numbers))
-    got = ranks.all_to_all_counts(counts)
-    failed = got[:, most].nonzero().squeeze(1).tolist()
+                counts[rank, camera] = torch.tensor(next(sizes), device="cpu")
+    got = ranks.all_to_all_counts(told)
+    failed = got[:, -1].nonzero().squeeze(1).tolist()
     if failed or shared is None:
         raise OutOfMemory(failed)
-    own = got[:, : num_cameras[ranks.rank]]
-    route = ExchangeRoute(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), packing)
-    rows, radii, back = exchange(shared.rows, shared.radii, route, num_back)
-    return Received(rows, radii, own, route, back)
+    own = got[:, :-1].view(ranks.num_ranks, most, num_runs)[:, : num_cameras[ranks.rank]]
+    sent, received = counts.sum(dim=1), own.sum(dim=1)  # [num_ranks, num_runs]
+    there = Splits(sent.sum(dim=1).tolist(), received.sum(dim=1).tolist())
+    back = [Splits(sent[:, run].tolist(), received[:, run].tolist()) for run in range(num_runs)]
+    route = ExchangeRoute(ranks, there, back, packing)
+    return Received(exchange(shared.record, COLUMNS, route, num_back), own, route)
 
 
 def rows_of_camera(received: Received, camera: int) -> Tensor | slice:
     """Return which rows of `received` belong to one of this rank's cameras, by rank."""
-    counts = received.counts
+    counts, radii = received.counts.sum(dim=2), received.arrived.radii
     if counts.shape[1] == 1:
-        return slice(0, len(received.rows))
+        return slice(0, len(radii))
     ends = counts.reshape(-1).cumsum(0).view_as(counts)
-    device, own = received.rows.device, zip(counts[:, camera].tolist(), ends[:, camera].tolist(), strict=True)
-    return torch.cat([torch.arange(end - count, end, device=device) for count, end in own])
+    own = zip(counts[:, camera].tolist(), ends[:, camera].tolist(), strict=True)
+    return torch.cat([torch.arange(end - count, end, device=radii.device) for count, end in own])
 
 
-def projected_from(rows: Tensor, radii: Tensor) -> Projected:
-    """Return rows of the exchange as what `rasterize` takes."""
-    means2d, conics, depths, opacities, colors = (part.contiguous() for part in rows.split(COLUMNS, dim=1))
+def projected_from(received: Received, rows: Tensor | slice) -> Projected:
+    """Return `rows` of what was received as what `rasterize` takes, without gradients."""
+    columns = [column[rows].detach() for column in received.arrived.columns]
+    means2d, conics, depths, opacities, colors = columns
+    radii = received.arrived.radii[rows]
     return Projected(means2d, conics, depths.squeeze(1), opacities.squeeze(1), colors, radii)
 
 
@@ -214,8 +279,7 @@ def drawn(
     background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
     pictures = []
     for number, camera in enumerate(cameras):
-        rows = rows_of_camera(received, number)
-        projected = projected_from(received.rows[rows], received.radii[rows])
+        projected = projected_from(received, rows_of_camera(received, number))
         raster_settings = RasterSettings(camera.width, camera.height, background)
         raster = stages_for(gaussians.means).rasterize(projected, raster_settings)
         if options.sky is not None:

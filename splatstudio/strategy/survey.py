@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from splatstudio.distributed.exchange import sent_back
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import RasterSettings
@@ -45,11 +44,11 @@ def contributions(
             gaussians.detach(), [camera for part in by_rank for camera in part], settings
         )
     received = share(ranks, shared, [len(part) for part in by_rank], num_back=sum(COLUMNS))
-    v_rows = received.back.given
+    v_rows = received.given
     colors = slice(sum(COLUMNS) - COLUMNS[-1], sum(COLUMNS))
     for number, view in enumerate(views):
         rows = rows_of_camera(received, number)
-        seen = projected_from(received.rows[rows], received.radii[rows])
+        seen = projected_from(received, rows)
         seen.colors.requires_grad_()
         background = seen.means2d.new_tensor(view.background)
         sizes = RasterSettings(view.camera.width, view.camera.height, background)
@@ -60,7 +59,7 @@ def contributions(
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full
-    v_sent = sent_back(received.back, received.route)
+    v_sent = received.start_return().wait_for_all()
     result, first = [], 0
     for visible in shared.visible:
         each = gaussians.means.new_zeros((len(gaussians), 3), requires_grad=False)

@@ -29,10 +29,10 @@ SEEN_SHARE = 0.5  # of the Gaussians that one photo shows
 # Of a Gaussian that a camera sees: its projection (48 bytes) and the gradients of that, its places in the
 # lists of 8 tiles (12 bytes each) and what sorting them needs. Measured on a CPU: 277 bytes.
 SEEN_BYTES = 270
-# Its row in the exchange: 10 numbers and radii, of each camera and of all, and as they came, with their
-# place; then as they are drawn, and the gradients with a probe both ways. Measured on 2 and 3 ranks of a CPU:
-# 230 to 320 bytes.
-EXCHANGED_BYTES = 40 + 48 + 48 + 8 + 40 + 2 * 48
+# Its row in the exchange: 10 numbers and radii, as they are sent and as they come, with their place; as they
+# are drawn, of several cameras once more; and the gradients with a probe both ways. Measured on 2 and 3 ranks
+# of a CPU: 230 to 320 bytes.
+EXCHANGED_BYTES = 48 + 48 + 8 + 48 + 32 + 2 * 48
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
 COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc, one less and the keys

@@ -228,8 +228,8 @@ class BegunStep:
 class Lookahead:
     """The step of a training that is begun ahead; at most one is, and it can be taken back.
 
-    Then its photos are the queue's next ones again, and the generator is as it was. On a CPU and on
-    several ranks no step is begun ahead.
+    Then its photos are the queue's next ones again, and the generator is as it was. On a CPU no step is
+    begun ahead, nor on several ranks: what they send of it has to be counted first.
     """
 
     def __init__(self, parts: StepParts) -> None:

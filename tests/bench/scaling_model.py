@@ -1,8 +1,9 @@
 """What a step would take on several GPUs, on paper: from the bytes and messages that are counted of one.
 
-A photo on one GPU takes a stated time. On several each projects its part of the Gaussians for the
-cameras of all, packs what each sees, sends it, composites one picture, sends the gradients back, and steps
-its part. Nothing is overlapped but what the host does ahead of its GPU.
+A photo on one GPU takes a stated time. On several each projects its part of the Gaussians for the cameras of
+all, packs what each sees, sends it, composites one picture, sends the gradients back, and steps its part. The
+gradients come back in two messages, each of a run of the Gaussians: the first run steps while those of the
+second are under way. The hosts agree on the losses while gradients are under way, too.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ ALONE_EACH, ALONE_SEEN = 24 * NUMBERS + 40, 24 * COEFFICIENTS
 STEPPED_EACH = 24 * (NUMBERS + COEFFICIENTS)
 # Of its own Gaussians for each camera: radii, and masks twice, and the places of rows twice.
 PACKED_EACH = 8 + 2 + 2 * 4
-# Of a row, to the exchange: 10 columns with their indices, put together for a camera and for all of them, the
-# radii, the record. From it: the record, ten columns one by one. Its gradients: zeros, put together, copied;
-# with the color, as the optimizer reads them.
-PACKED_SEEN = (40 + 80 + 80 + 80 + 24 + 96) + (96 + 80) + (40 + 80 + 80 + 24 + 52)
+# Of a row, to the exchange: 10 columns and the radii, with their indices, straight into the record. From it:
+# into columns. Its gradients: into what is sent, with its place there. For the optimizer: its color and its
+# place there. As that reads them.
+STEPPED_SEEN = 40 + 12
+PACKED_SEEN = (40 + 80 + 24) + 96 + (24 + 40 + 80) + 24 + 16 + STEPPED_SEEN
+# To and from 16 bits, where some of it travels in those: rows, and gradients.
+CONVERTED_SEEN = (48 + 40 + 80) + (40 + 28 + 28 + 40)
 
-# Short messages of a step whose answer the GPU waits for: how much is seen, room for it, losses. The cameras
-# are told while the GPU steps.
-SHORT_MESSAGES = 3
-HOST_WAITS = 2  # for counts and for losses: until the GPU has new work
-SHORT_SECONDS, WAIT_SECONDS = 50e-6, 20e-6
+SHORT_SECONDS = 50e-6  # of a short message of the host
+WAIT_SECONDS = 20e-6  # of the host for its GPU: until that has new work
+# The GPU waits for: counts of what is seen, which the host tells the others, and room for it. For losses it
+# waits only where gradients arrive sooner. The cameras are told while the GPU steps.
+COUNTED_SECONDS, AGREED_SECONDS = WAIT_SECONDS + 2 * SHORT_SECONDS, WAIT_SECONDS + SHORT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,16 @@ class Load:
     num_gaussians: float
     shown: float  # of them, by a photo
     seconds: float  # that it takes on one GPU
-    row_bytes: int  # of what is shown, there and back
+    row_bytes: tuple[int, int]  # of what is shown, there and back
+    mixed: bool = False  # whether some of it travels in 16 bits
 
 
 def moved_more(load: Load, num: int) -> float:
     """Return the bytes of memory that each of `num` GPUs moves more in a step than one GPU alone."""
     own = load.num_gaussians / num
     alone = ALONE_EACH * load.num_gaussians + ALONE_SEEN * load.shown
-    packed = PACKED_EACH * own * num + PACKED_SEEN * load.shown  # for `num` cameras, which see a share each
+    seen = PACKED_SEEN + CONVERTED_SEEN * load.mixed
+    packed = PACKED_EACH * own * num + seen * load.shown  # for `num` cameras, which see a share each
     return STEPPED_EACH * own + packed - alone
 
 
@@ -70,9 +76,28 @@ def step_seconds(load: Load, num: int, link: Link) -> float:
     """Return the seconds of a step of `num` GPUs of a node, of one photo each."""
     if num == 1:
         return load.seconds
-    work = load.seconds + moved_more(load, num) / (link.memory * 1e9)
-    sent = load.row_bytes * load.shown * (num - 1) / num / (link.bandwidth * 1e9)
-    return work + sent + 2 * num * link.latency + SHORT_MESSAGES * SHORT_SECONDS + HOST_WAITS * WAIT_SECONDS
+    memory = link.memory * 1e9
+    stepped = (STEPPED_EACH * load.num_gaussians / num + STEPPED_SEEN * load.shown) / memory
+    before = load.seconds + moved_more(load, num) / memory - stepped + COUNTED_SECONDS
+    there = num * link.latency + sent_bytes(load, num, load.row_bytes[0]) / (link.bandwidth * 1e9)
+    return before + there + beside_return(load, num, link, stepped)
+
+
+def sent_bytes(load: Load, num: int, row_bytes: int) -> float:
+    """Return what each of `num` GPUs sends to the others of rows of so many bytes."""
+    return row_bytes * load.shown * (num - 1) / num
+
+
+def beside_return(load: Load, num: int, link: Link, stepped: float) -> float:
+    """Return the seconds in which gradients come back in two messages, and Gaussians are stepped.
+
+    That takes `stepped` seconds, and half of it needs the first message alone, and that the hosts have
+    agreed. This half shares the memory with the second message, whose rows are read and written there.
+    """
+    sent = sent_bytes(load, num, load.row_bytes[1])
+    first, second = ((num * link.latency + sent / 2 / (link.bandwidth * 1e9)) * part for part in (1, 2))
+    shared = stepped / 2 + sent / (link.memory * 1e9)
+    return max(max(first, AGREED_SECONDS) + shared, second) + stepped / 2
 
 
 def efficiency(load: Load, num: int, link: Link) -> float:

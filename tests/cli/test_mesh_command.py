@@ -99,7 +99,16 @@ def test_what_another_process_could_not_read_is_said(run: Path, blob_folder: Pat
 def test_nothing_is_left_of_processes_that_are_ended(run: Path, tmp_path: Path, end: str) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    words = ("mesh", run, "-o", tmp_path / "model.glb", "--voxel-size", 0.002, "--ranks", 2)  # long enough to be ended
+    words = (
+        "mesh",
+        run,
+        "-o",
+        tmp_path / "model.glb",
+        "--voxel-size",
+        0.002,
+        "--ranks",
+        2,
+    )  # long enough to be ended
     program = subprocess.Popen(
         [sys.executable, "-m", "splatstudio", *map(str, words)],
         env={**os.environ, "TMPDIR": str(temporary)},

@@ -48,11 +48,11 @@ def test_a_rank_sees_its_share_of_the_machine_alone() -> None:
         "from splatstudio.distributed.rank_devices import settle_device; settle_device(None, 1);"
         "import os, torch;"
         "print(torch.get_num_threads(), repr(os.environ['CUDA_VISIBLE_DEVICES']), torch.cuda.device_count(),"
-        "os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'], os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "3"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["1", "''", "0", "expandable_segments:True"], done.stderr
+    assert done.stdout.split() == ["1", "''", "0", "expandable_segments:True", "1"], done.stderr
 
 
 def half_blind(job: Job, desk: WorkerContext) -> Activity:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import made_up_device
 import pytest
@@ -18,6 +19,8 @@ from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.intersection_capacity import IntersectionCapacity
+from splatstudio.optimization import sharded_gradients
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -69,6 +72,47 @@ def train_on(ranks: Ranks, plan: Plan, device: torch.device) -> Found:
     return Found(str(device), done.losses, done.num_gaussians, done.psnr, done.problems, whole)
 
 
+def on_cramped_devices(ranks: Ranks, plan: Plan) -> tuple[Found, int]:
+    """Train where every third picture of rank 1 has too little room; return how often pictures were drawn."""
+    held, all_rounds, calls = IntersectionCapacity.held, sharded_gradients._all_rounds, [0, 0]
+
+    def cramped(self: IntersectionCapacity, needed: int) -> bool:
+        fitted = held(self, needed)
+        calls[0] += 1
+        if ranks.rank == 1 and calls[0] % 3 == 0:
+            self.size = 7
+        return fitted
+
+    def counted(*given: Any) -> sharded_gradients.ShardedStep:
+        calls[1] += 1
+        return all_rounds(*given)
+
+    with (
+        patch.object(IntersectionCapacity, "held", cramped),
+        patch.object(sharded_gradients, "_all_rounds", counted),
+    ):
+        return on_devices(ranks, plan), calls[1]
+
+
+def assert_alike(there: list[Found], here: list[Found]) -> None:
+    """Check that ranks on devices have learned what ranks on the CPU have."""
+    for one, other in zip(there, here, strict=True):
+        assert one.losses == other.losses and one.num_gaussians == other.num_gaussians
+        assert one.psnr == other.psnr and other.device == "cpu"
+    assert there[0].whole is not None and here[0].whole is not None
+    for name, tensor in there[0].whole.tensors().items():
+        assert torch.equal(tensor, here[0].whole.tensors()[name]), name
+
+
+def test_pictures_with_too_little_room_are_drawn_again_by_all(
+    pools: dict[int, RankPool], blob_folder: Path
+) -> None:
+    plan = Plan(blob_folder, {**GROWING, "accumulate": 2}, 6)
+    there: list[tuple[Found, int]] = pools[2].run(2, on_cramped_devices, plan)
+    assert_alike([found for found, _ in there], pools[2].run(2, on_the_cpu, plan))
+    assert there[0][1] == there[1][1] > plan.steps + 2
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_on_devices_have_the_bits_of_ranks_on_the_cpu(
@@ -78,12 +122,7 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_the_cpu(
     there: list[Found] = pools[num_ranks].run(num_ranks, on_devices, plan)
     here: list[Found] = pools[num_ranks].run(num_ranks, on_the_cpu, plan)
     assert [found.device for found in there] == list(map(str, made_up_device.DEVICES[:num_ranks]))
-    for one, other in zip(there, here, strict=True):
-        assert one.losses == other.losses and one.num_gaussians == other.num_gaussians
-        assert one.psnr == other.psnr and other.device == "cpu"
-    assert there[0].whole is not None and here[0].whole is not None
-    for name, tensor in there[0].whole.tensors().items():
-        assert torch.equal(tensor, here[0].whole.tensors()[name]), name
+    assert_alike(there, here)
 
 
 def test_a_rank_without_memory_is_told_of_on_all_and_leaves_none_waiting(

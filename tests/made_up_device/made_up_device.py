@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,6 +105,29 @@ def capacity(num_bytes: int) -> Iterator[None]:
         _made_up.made_up_set_capacity(2**62)
 
 
+@dataclass(frozen=True, eq=False)
+class _Late:
+    """An exchange of rows that is made when something waits for it, as late as may be."""
+
+    make: Callable[[], object]
+
+    def wait(self) -> None:
+        self.make()
+
+
+def _exchange_late() -> None:
+    """Let exchanges of the devices' rows that need not be waited for be late."""
+    exchange = dist.all_to_all_single
+
+    def late(output: torch.Tensor, *given: Any, async_op: bool = False, **named: Any) -> Any:
+        if not async_op or output.device.type != KIND:
+            return exchange(output, *given, async_op=async_op, **named)
+        output.fill_(float("nan"))
+        return _Late(lambda: exchange(output, *given, **named))
+
+    dist.all_to_all_single = late
+
+
 def _register() -> None:
     module = types.ModuleType(f"torch.{KIND}")
     functions = {
@@ -143,3 +168,4 @@ def _register() -> None:
 
 
 _register()
+_exchange_late()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from sharded_tasks import (
     camera_of,
     collect,
     descend_case,
+    descend_in_runs,
     descend_without_memory,
     draw_views,
+    give_up_in_round_two,
     model,
     options_of,
     shot_of,
@@ -23,7 +26,7 @@ from sharded_tasks import (
 from torch import Tensor
 
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
-from splatstudio.kernels.ops_training import Regularization
+from splatstudio.kernels.ops_training import MOST_VIEWS, Regularization
 from splatstudio.optimization.losses import photometric
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.strategy.population import trainable
@@ -40,6 +43,7 @@ CASES = [
     Case((120, 80), (((NOTHING,), (NOTHING + 1,)),)),
     Case((70, 130), (((0, 1, 2, 3, 4), (5, 6, 7, 8)),)),  # more views than the optimizer's kernel takes
 ]
+SEVERAL = [case for case in CASES if len(case.sizes) > 1]
 
 
 def views_of(case: Case) -> list[int]:
@@ -107,6 +111,26 @@ def test_pictures_and_gradients_are_those_of_one_process(pool: RankPool, case: C
         assert_close(together, expected, 1e-5, f"gradients2d of view {views[number]}")
 
 
+@pytest.mark.parametrize("num_runs", [2, 3])
+@pytest.mark.parametrize("case", SEVERAL, ids=lambda case: f"{case.sizes}")
+def test_runs_that_come_late_make_the_same_steps_to_the_bit(
+    pool: RankPool, case: Case, num_runs: int
+) -> None:
+    case = replace(case, steps=2, regularization=Regularization(0.01, 0.02))
+    whole = pool.run(len(case.sizes), descend_case, case)
+    in_runs = pool.run(len(case.sizes), descend_in_runs, case, num_runs)
+    few = sum(map(len, (views for one in case.views for views in one))) <= MOST_VIEWS
+    for (ours, num_late), theirs in zip(in_runs, whole, strict=True):
+        assert num_late == case.steps * len(case.views) * (num_runs if few else 1)
+        assert ours.losses == theirs.losses
+        pairs = [(ours.gaussians, theirs.gaussians), (ours.exp_avg, theirs.exp_avg)]
+        for one, other in pairs:
+            for name, tensor in one.tensors().items():
+                assert torch.equal(tensor, other.tensors()[name]), name
+        for one, other in zip(ours.gradients2d, theirs.gradients2d, strict=True):
+            assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("visible_only", [False, True])
 def test_steps_are_those_of_one_process(pool: RankPool, visible_only: bool) -> None:
     more = {"visible_only": visible_only, "regularization": Regularization(0.01, 0.02), "steps": 3}
@@ -145,3 +169,8 @@ def test_all_ranks_leave_out_what_one_has_no_memory_to_project(pool: RankPool, f
     case = Case((30, 40, 50), (((0,), (1,), (2,)), ((3,), (4,), ())))
     assert pool.run(3, descend_without_memory, case, failing) == [((failing,), True)] * 3
     assert pool.run(3, descend_without_memory, case, -1) == [((), False)] * 3
+
+
+def test_a_step_that_is_given_up_leaves_nothing_under_way(pool: RankPool) -> None:
+    case = Case((30, 40), (((0,), (1,)), ((2,), (3,))))
+    assert pool.run(2, give_up_in_round_two, case, 1) == [((1,), 2, 2)] * 2

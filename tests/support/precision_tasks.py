@@ -10,7 +10,7 @@ from sharded_training_tasks import config_of
 from shortage_tasks import replaced
 from torch import Tensor
 
-from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange, sent_back
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, Return, Splits, exchange
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.optimization.gradients import StepInputs, StepPlan
@@ -40,15 +40,17 @@ def swap(
     own = counts[ranks.rank]
     rows = rows_of(ranks.rank, own, 10)
     radii = torch.arange(2 * sum(own), dtype=torch.int32).view(-1, 2) * 40 + ranks.rank
-    route = ExchangeRoute(ranks, own, [part[ranks.rank] for part in counts], halves)
+    splits = Splits(own, [part[ranks.rank] for part in counts])
+    route = ExchangeRoute(ranks, splits, [splits], halves)
     before = ranks.num_bytes
-    got_rows, got_radii, back = exchange(rows, radii, route, num_back)
+    got = exchange(torch.cat([rows, radii.view(torch.float32)], dim=1), (4, 5, 1), route, num_back)
     there = ranks.num_bytes - before
-    values = rows_of(9 + ranks.rank, list(route.received), num_back)
-    back.given.copy_(values)
-    got_back = sent_back(back, route)
+    values = rows_of(9 + ranks.rank, list(splits.received), num_back)
+    got.back.given.copy_(values)
+    got_back = Return(got.back, route).wait_for_all()
     num_bytes = torch.tensor([there, ranks.num_bytes - before - there])
-    return {"rows": got_rows, "radii": got_radii, "values": values, "back": got_back, "bytes": num_bytes}
+    got_rows = torch.cat(got.columns, dim=1)
+    return {"rows": got_rows, "radii": got.radii, "values": values, "back": got_back, "bytes": num_bytes}
 
 
 def descend_in(

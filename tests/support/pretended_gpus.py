@@ -9,6 +9,7 @@ not add up, and ranks that do not all send the same in the same order, for which
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,16 @@ class GpuGroup:
     carrier: dist.ProcessGroup
 
 
+@dataclass(frozen=True, eq=False)
+class LateWork:
+    """An exchange that is made when it is waited for, as late as may be."""
+
+    make: Callable[[], None]
+
+    def wait(self) -> None:
+        self.make()
+
+
 @dataclass
 class StrictDist:
     """What `process_ranks` calls of torch.distributed, checked as NCCL checks it, and more."""
@@ -126,7 +137,8 @@ class StrictDist:
         given: Sequence[int] | None = None,
         *,
         group: Any,
-    ) -> None:
+        async_op: bool = False,
+    ) -> LateWork | None:
         num = dist.get_world_size(self.carrier)
         received = [len(got) // num] * num if received is None else received
         given = [len(sent) // num] * num if given is None else given
@@ -134,6 +146,14 @@ class StrictDist:
         assert sum(received) == len(got) and sum(given) == len(sent), "splits add up to the rows"
         assert got.data_ptr() != sent.data_ptr() or got.numel() == 0, "NCCL does not exchange in place"
         self._check(group, "all_to_all", [got, sent], (tuple(sent.shape[1:]),))
+        if async_op:
+            got.fill_(math.nan)
+            return LateWork(lambda: self._exchange(got, sent, received, given))
+        self._exchange(got, sent, received, given)
+        return None
+
+    def _exchange(self, got: Tensor, sent: Tensor, received: Sequence[int], given: Sequence[int]) -> None:
+        num = dist.get_world_size(self.carrier)
         told = torch.tensor([list(given), list(received)])
         tables = [torch.zeros_like(told) for _ in range(num)]
         dist.all_gather(tables, told, group=self.carrier)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,7 +15,8 @@ from view_rows import summed
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.distributed.ranks import Ranks
+from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.ranks import Ranks, Transfer
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optimization import sharded_gradients
@@ -63,9 +68,14 @@ class Recorded(SplatAdam):
         self.gradients = gradients
         super().step(gaussians, gradients, rates, *args, **options)
 
-    def step_views(self, gaussians, views, rates, *, settings, **options) -> None:
-        self.gradients, _ = summed(gaussians, views, settings)
-        super().step_views(gaussians, views, rates, settings=settings, **options)
+    def step_views(self, gaussians, runs, rates, *, settings, **options) -> None:
+        runs = list(runs)
+        found = [summed(gaussians.detach()[rows], views, settings)[0] for rows, views in runs]
+        self.gradients = dict.fromkeys(found[0])
+        for name in self.gradients:
+            parts = [part for each in found if (part := each[name]) is not None]
+            self.gradients[name] = torch.cat(parts) if parts else None
+        super().step_views(gaussians, runs, rates, settings=settings, **options)
 
 
 def model(num: int) -> Gaussians:
@@ -142,6 +152,62 @@ def descend_case(ranks: Ranks, case: Case) -> Outcome:
         gaussians.detach(),
         optimizer.exp_avg,
     )
+
+
+class LateRanks(ProcessRanks):
+    """Ranks whose exchanges are made when they are waited for, as late as may be."""
+
+    num_late = num_waited = 0
+
+    def begin_all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor
+    ) -> Transfer:
+        """Fill `into` with what is no number, and send nothing yet."""
+        self.num_late += 1
+        into.fill_(math.nan)
+        return _Late(self, lambda: self.all_to_all(rows, sent, received, into=into))
+
+
+class _Late(Transfer):
+    def __init__(self, ranks: LateRanks, make: Callable[[], object]) -> None:
+        self._ranks = ranks
+        self._make = make
+
+    def wait(self) -> None:
+        """Make the exchange."""
+        self._ranks.num_waited += 1
+        self._make()
+
+
+def descend_in_runs(ranks: Ranks, case: Case, num_runs: int) -> tuple[Outcome, int]:
+    """Make the steps of a case with the Gaussians in runs; return how many exchanges were late, too."""
+    late = LateRanks(ranks._group)  # type: ignore[attr-defined]
+    with patch.object(sharded_gradients, "runs_on", lambda *_: num_runs):
+        return descend_case(late, case), late.num_late
+
+
+def give_up_in_round_two(ranks: Ranks, case: Case, failing: int) -> tuple[tuple[int, ...], int, int]:
+    """Try a step of which a rank has no memory for the second round.
+
+    Return who is told of, how many exchanges were late, and how many of them were waited for.
+    """
+    late, project_for_all = LateRanks(ranks._group), sharded_gradients.project_for_all  # type: ignore
+    rounds, told = iter((False, ranks.rank == failing)), ()
+
+    def short(*given: Any) -> Any:
+        if next(rounds):
+            raise torch.OutOfMemoryError("there is no room left")
+        return project_for_all(*given)
+
+    with (
+        patch.object(sharded_gradients, "runs_on", lambda *_: 2),
+        patch.object(sharded_gradients, "project_for_all", short),
+    ):
+        try:
+            descend_case(late, case)
+        except OutOfMemory as error:
+            told = error.ranks
+    return told, late.num_late, late.num_waited
 
 
 def draw_views(ranks: Ranks, sizes: tuple[int, ...], views: tuple[tuple[int, ...], ...]) -> list[Tensor]:

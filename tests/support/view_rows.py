@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops import CAMERA_MODELS, project_raw
 from splatstudio.kernels.ops_training import ViewRows, add_gradients, zero_sums
 from splatstudio.kernels.stages import ProjectSettings
+from splatstudio.rendering.sharded_view import run_ends
 
 COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors
 AWAY = 5  # of `camera_at`, which shows nothing
@@ -38,6 +39,19 @@ def shown_rows(
         v = torch.randn(len(rows), sum(COLUMNS) + more, generator=generator)
         views.append(ViewRows(camera, places, seen.colors[rows], v))
     return views
+
+
+def in_runs(views: Sequence[ViewRows], num_runs: int) -> Iterator[tuple[slice, list[ViewRows]]]:
+    """Yield one after the other runs of the Gaussians, and what views show of those alone."""
+    ends = run_ends(len(views[0].places), num_runs)
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        of_run = []
+        for view in views:
+            places = view.places[start:end]
+            rows = places[places >= 0].long()
+            within = torch.where(places >= 0, places - (int(rows[0]) if len(rows) else 0), places)
+            of_run.append(replace(view, places=within, colors=view.colors[rows], v=view.v[rows]))
+        yield slice(start, end), of_run
 
 
 def summed(

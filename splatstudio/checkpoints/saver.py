@@ -253,12 +253,13 @@ def remove_older_autosaves(newest: Path) -> list[Path]:
     assert step is not None, "a checkpoint of a run"
     removed: list[Path] = []
     for folder in checkpoint_folders(newest.parent.parent):
-        if (step_of(folder) or 0) < step and _is_autosave(folder) and remove_unless_read(folder):
+        if (step_of(folder) or 0) < step and is_autosave(folder) and remove_unless_read(folder):
             removed.append(folder)
     return removed
 
 
-def _is_autosave(folder: Path) -> bool:
+def is_autosave(folder: Path) -> bool:
+    """Return whether a checkpoint was written because time had passed, and goes when the next is there."""
     try:
         return read_manifest(folder).get("autosave") is True
     except ValueError:

@@ -77,12 +77,14 @@ def studio_of_choice(
                 studio = open_studio(
                     path,
                     network=front.page.address,
-                    train=train or request.train,
+                    train=train,
                     browser=False,
                     config=replace(config, steps=DEMO_STEPS) if short else config,
                     given={*given, "steps"} if short else given,
                     **asked,
                 )
+                if request.train and not train:
+                    _start(studio)
                 if request.beside is not None:
                     studio.compare_with_run(typed_path(request.beside))
                 if front.estimation is not None:
@@ -96,6 +98,14 @@ def studio_of_choice(
                 front.tell(error, typed_path(request.path))
     finally:
         front.page.close()
+
+
+def _start(studio: Studio) -> None:
+    try:
+        studio.start_proposed_training()
+    except BaseException:  # by a signal, too: what was begun by then is saved
+        studio.close()
+        raise
 
 
 class _Front:

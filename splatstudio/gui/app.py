@@ -53,6 +53,7 @@ from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.time_plan import duration_words, measured_times, proposal
 
 _AT_WORK = ("starting", "loading", "training", "restarting")
 # Pixels: below 40 % of a window of 1440 together, and eight GPUs still fit into one of 720 in height.
@@ -133,6 +134,22 @@ class Studio:
         Raises ValueError when what is open cannot be trained.
         """
         self.controller.train_at_once()
+
+    def start_proposed_training(self) -> None:
+        """Start at once, where a training takes long here by the plan that the page proposes.
+
+        For who has pressed one button and seen no settings yet. Raises as `start_training` does.
+        """
+        project, plan = self.controller.project, None
+        asked = project.is_chosen or project.resume_step is not None or not self.controller.can_set_up
+        if project.scene is not None and project.devices.gpus == (None,) and not asked:
+            plan = proposal(project.scene, project.config, measured_times("cpu"))
+        if plan is not None:
+            self.controller.take_plan("fast", plan.settings)
+            whole = duration_words(plan.instead_of)
+            told = f"{plan.choice}. The full training takes {whole}: for that press Stop, then Start over."
+            self._news.tell(Notice(f"Training for {duration_words(plan.seconds)}", told))
+        self.start_training()
 
     def follow_estimation(self, estimation: BackgroundEstimation) -> None:
         """Tell how an estimation of the scene's poses goes on, and end it with the studio."""

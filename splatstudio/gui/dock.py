@@ -251,6 +251,17 @@ class PreviewBar(Panel):
         self._text = self.keep(text, content=self._said)
         for handle in (text, back):
             self.keep(handle, visible=lambda: self.controller.preview.path is not None)
+        own = self.button("Back to this run's model", lambda _: self._show_own(), visible=False)
+        self.keep(own, visible=lambda: self.controller.other_model is not None and self._newest is not None)
+
+    @property
+    def _newest(self) -> Path | None:
+        return self.controller.project.checkpoint()
+
+    def _show_own(self) -> None:
+        newest = self._newest
+        if newest is not None:
+            self.controller.view(newest)
 
     def _said(self) -> str:
         status = self.controller.status
@@ -279,7 +290,7 @@ class BesideBar(Panel):
             return ""
         if beside.worker is None:
             return note_html(f"{beside.path} is being read.", mark="beside")
-        return note_html(f"Left: {beside.path}. Right: what is in the view otherwise.", mark="beside")
+        return note_html(f"Left: {beside.path}. Right: the model that this page shows.", mark="beside")
 
 
 class PartBar(Panel):
@@ -345,7 +356,7 @@ class HomeBar(Panel):
         self._go_home, self._asked = go_home, False
         hint = "Closes what is open, and shows runs, scenes and folders again. What is unsaved is saved."
         home = self.button("Start page", lambda _: self._press(), visible=False, hint=hint)
-        asks = "This ends what is at work: a training is saved and stopped, and opening its run resumes it."
+        asks = "This ends what is at work. A training is saved and stopped; open its run to resume it."
         self.keep(home, visible=lambda: offered() and not self._asks)
         self.keep(self.gui.add_html(note_html(asks, mark="home"), visible=False), visible=lambda: self._asks)
         for label, press in (("Save and go to the start page", go_home), ("Stay here", self._stay)):

@@ -368,6 +368,7 @@ class Saved(Event, frozen=True):
 
     step: int
     path: Path
+    autosave: bool = False  # written because time had passed: the next one takes its place
 
 
 class Exported(Event, frozen=True):

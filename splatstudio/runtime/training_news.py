@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from splatstudio.checkpoints.saver import is_autosave
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.gaussians.gaussians import central_bounds
 from splatstudio.models.model import Model
@@ -196,7 +197,7 @@ class TrainingNews:
     def saved(self, complete: tuple[Path, ...], problem: str | None) -> None:
         """Tell of checkpoints that became complete in the background, and of those that did not."""
         for path in complete:
-            self._emit(messages.Saved(checkpoint_step(path), path))
+            self._emit(messages.Saved(checkpoint_step(path), path, is_autosave(path)))
         if problem is not None:
             self._emit(messages.Warned(problem))
 

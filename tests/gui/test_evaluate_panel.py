@@ -103,7 +103,7 @@ def test_scores_stay_in_sight_until_the_newest_model_has_its_own(
     save_checkpoint(run, example(15))
     panel._list.scan()
     panel._list._pick(1, cast(Any, None))
-    assert "Not evaluated yet." in shown.content
+    assert "This model is not evaluated yet." in shown.content
 
 
 def test_a_file_that_exists_is_not_written_over(

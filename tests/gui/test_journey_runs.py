@@ -212,3 +212,6 @@ def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
     opened = merged.with_name("garden-6999-merged-2.pt")
     screen.wait(lambda: screen.studio.controller.shown_path == opened, "the whole model is shown")
     screen.wait(lambda: screen.studio.controller.status.num_gaussians == 60, "all of it")
+    screen.button("Back to this run's model").click()
+    newest = screen.studio.controller.project.checkpoint()
+    screen.wait(lambda: screen.studio.controller.shown_path == newest is not None, "its own is shown again")

@@ -338,12 +338,19 @@ def fly_to_what_is_double_clicked(screen: Screen) -> None:
 
 
 def read_the_keys(screen: Screen) -> None:
-    """Press ? for the list of keys, and put it away."""
-    screen.page.keyboard.press("?")
+    """Press ? for the list of keys, and put it away in each of the ways that people try."""
     keys = screen.page.locator("[data-splatstudio=keys]")
-    keys.get_by_text("Look from above").wait_for()
-    screen.button("Close").click()
-    keys.wait_for(state="detached")
+    for put_away in (
+        lambda: screen.button("Close").click(),
+        lambda: screen.page.keyboard.press("Escape"),
+        lambda: screen.page.mouse.click(60, 440),  # beside it
+        lambda: screen.page.keyboard.press("h"),
+    ):
+        screen.page.keyboard.press("?")
+        keys.get_by_text("Look from above").wait_for()
+        assert keys.count() == 1
+        put_away()
+        keys.wait_for(state="detached")
 
 
 def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path) -> None:

@@ -201,8 +201,10 @@ def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command
     assert len(set(labels)) == len(labels) and all(label[:1].isupper() for _, label in labels)
     assert LABELS.keys() | HELP.keys() <= {each.path for each in settings}, "none that is no more"
     hints = {each.path: hint_of(each) for each in settings}
-    assert all(hint.endswith(f" Also called {path}.") for path, hint in hints.items())
-    told = "How fast splats grow and shrink. From 0 to 1. Also called optim.scales_lr."
+    assert all(
+        hint.endswith(f" On the command line: --{path.replace('_', '-')}.") for path, hint in hints.items()
+    )
+    told = "How fast splats grow and shrink. From 0 to 1. On the command line: --optim.scales-lr."
     assert hints["optim.scales_lr"] == told
 
 

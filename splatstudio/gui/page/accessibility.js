@@ -51,6 +51,17 @@
     if (!event.repeat) event.target.click();
   }, true);
 
+  // A dialog goes away as people expect it: by Escape, and by a click beside it.
+  const leaveDialog = () => [...document.querySelectorAll(".mantine-Modal-content button")]
+    .findLast(button => ["Close", "Cancel"].includes(button.textContent.trim()))?.click();
+  document.addEventListener("keydown", event => {
+    const list = document.querySelector("[aria-haspopup=listbox][aria-expanded=true]");
+    if (event.key === "Escape" && list === null) leaveDialog();
+  });
+  document.addEventListener("mousedown", event => {
+    if (event.target.matches?.(".mantine-Modal-inner, .mantine-Modal-overlay")) leaveDialog();
+  });
+
   const nameOthers = () => {
     const named = [
       [".mantine-Notification-closeButton", "Close this notice"],

@@ -222,6 +222,8 @@ def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pau
 def notice_of(event: messages.Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     match event:
+        case messages.Saved(step=step, path=path, autosave=True):
+            return Notice(f"Saved step {step:,} for safety", f"{path}; the next save takes its place.")
         case messages.Saved(step=step, path=path):
             return Notice(f"Saved step {step:,}", str(path))
         case messages.Finished(step=step, completed=True):

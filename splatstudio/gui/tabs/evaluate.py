@@ -51,7 +51,8 @@ def row_label(entry: CatalogEntry) -> str:
     """Return a model as a row of the list says it."""
     ranks = f" · {entry.num_ranks} ranks" if entry.num_ranks > 1 else ""
     psnr = f" · {entry.psnr:.2f} dB" if entry.psnr is not None else ""
-    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)} · {entry.state}{psnr}"
+    state = "" if entry.state == "complete" else f" · {entry.state}"
+    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)}{state}{psnr}"
 
 
 def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:

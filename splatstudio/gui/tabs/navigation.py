@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import viser
@@ -108,6 +108,7 @@ class Navigation(Panel):
         with self.gui.add_folder("This browser", expand_by_default=False):
             self.gui.add_html(_OWN_SETTINGS)
         self.keep(self.gui.add_html(""), content=self._distance)
+        self._keys: dict[int, Any] = {}  # the list of keys, by browser
         page.hotkeys.add("H", "Keys and mouse", self._show_keys, "The list that ? shows")
 
         # Not each click: the mouse would be a hand all over the scene.
@@ -130,7 +131,13 @@ class Navigation(Panel):
             fly_toward(client, viewpoint, point)
 
     def _show_keys(self, client: viser.ClientHandle) -> None:
+        """Show the list of keys in a browser, or put it away where it is there."""
+        before = self._keys.pop(client.client_id, None)
+        if before is not None and not before.closed:
+            before.close()
+            return
         with client.gui.add_modal("Keys and mouse") as modal:
+            self._keys[client.client_id] = modal
             client.gui.add_html(table_html([*MOUSE, *self.page.hotkeys.labels], mark="keys"))
             close = client.gui.add_button("Close")
 

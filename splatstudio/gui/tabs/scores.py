@@ -17,7 +17,7 @@ from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.theme import note_html, table_html
 
 NUM_WORST = 8
-NO_SCORES = note_html("Not evaluated yet.")
+NO_SCORES = note_html("This model is not evaluated yet.")
 TITLES = {
     "psnr": "PSNR",
     "ssim": "SSIM",

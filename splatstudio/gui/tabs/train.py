@@ -186,7 +186,7 @@ def answer_html(refusal: str = "") -> str:
 
 
 def hint_of(setting: LiveSetting) -> str:
-    """Return what is said of a setting to who points at it: what it does, its range, and its own name."""
+    """Return what is said of a setting to who points at it: what it does, its range, and its option."""
     declared, words = setting.declared, WORDS.get(setting.path)
     low, high = declared.low, declared.high
     if words is not None:
@@ -195,7 +195,8 @@ def hint_of(setting: LiveSetting) -> str:
         allowed = f" From {low:g} to {high:g}."
     else:
         allowed = "" if low is None else f" At least {low:g}."
-    return f"{HELP.get(setting.path, declared.help)}{allowed} Also called {setting.path}."
+    option = setting.path.replace("_", "-")
+    return f"{HELP.get(setting.path, declared.help)}{allowed} On the command line: --{option}."
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,17 @@ class TrimSection(Panel):
             "Minimum opacity", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
         )
         self._crop = gui.add_checkbox(
-            "Crop to a box", False, hint="Drag the arrows at its sides; its axes are the view's."
+            "Crop to a box",
+            False,
+            hint="Keeps what is inside. Drag the arrows in the view to move its sides.",
         )
         self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
         self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
         self._hide = gui.add_checkbox(
-            "Hide in the view", True, visible=False, hint="All browsers show what the file will hold."
+            "Hide the rest in the view",
+            True,
+            visible=False,
+            hint="All browsers show what the file will hold.",
         )
         self._said = gui.add_html("", visible=False)
         self._box = CropBox(page.server, self._drag)

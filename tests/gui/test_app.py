@@ -23,6 +23,9 @@ from splatstudio.gui.state.status import Status
 from splatstudio.models.model import load_model
 from splatstudio.runtime.messages import ModelLoaded, Saved, StateChanged
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.time_plan import StepTimes
 
 LOADED = ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)
 
@@ -96,6 +99,30 @@ def test_a_finished_model_cannot_be_trained(own_folder: Path, tmp_path: Path) ->
     write_ply(tmp_path / "model.ply", blobs())
     with pytest.raises(ValueError, match="cannot be trained"):
         open_studio(tmp_path / "model.ply", network=Listen(port=0), train=True, browser=False)
+
+
+@pytest.mark.parametrize("given", [(), ("steps",)])
+def test_one_button_starts_what_is_proposed_where_the_full_training_takes_long(
+    own_folder: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("splatstudio.gui.app.measured_times", lambda _: StepTimes(1.0, 1e-9, 1e-9))
+    options = DeviceOptions(ranks=1)
+    studio = Studio(blob_folder, network=Listen(port=0), config=TrainConfig(), given=given, devices=options)
+    started: list[TrainConfig] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            studio.controller, "train_at_once", lambda: started.append(studio.controller.project.config)
+        )
+        studio.start_proposed_training()
+        studio.close()
+    (config,) = started
+    told = [item.notice.title for item in studio._news.items]
+    if given:
+        assert config.steps == 30_000 and config.strategy == "default", "what was asked for stays"
+        assert not any(title.startswith("Training for") for title in told)
+    else:
+        assert config.steps < 2000 and config.strategy == "fast"
+        assert any(title.startswith("Training for about") for title in told)
 
 
 def test_a_second_model_of_the_same_step_is_drawn_and_a_bad_panel_stops_nothing() -> None:

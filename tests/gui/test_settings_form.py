@@ -21,7 +21,7 @@ from splatstudio.gui.tabs.train import (
     preset_html,
     settings_html,
 )
-from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
+from splatstudio.runtime.messages import Job, Saved, SettingChanged, TrainJob
 from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
@@ -184,6 +184,12 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
     (job,) = jobs
     assert isinstance(job, TrainJob) and job.checkpoint is not None
     assert dict(job.settings) == {"densify.max_gaussians": 4321, "ssim_weight": 0.5}
+
+
+def test_what_is_saved_for_safety_is_told_as_that(tmp_path: Path) -> None:
+    kept, passing = (notice_of(Saved(7, tmp_path, autosave=autosave)) for autosave in (False, True))
+    assert kept is not None and passing is not None and kept.title == "Saved step 7"
+    assert passing.title == "Saved step 7 for safety" and "the next save takes its place" in passing.text
 
 
 def test_settings_are_called_as_in_the_form() -> None:

@@ -18,6 +18,7 @@ from splatstudio.checkpoints.checkpoint import (
     newest_checkpoint,
 )
 from splatstudio.checkpoints.manifest import step_of
+from splatstudio.checkpoints.saver import is_autosave
 from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -133,6 +134,7 @@ def test_keep_does_not_count_autosaves(session: Session, clock: Clock) -> None:
     assert after_step(session, clock, 10.0) == [1, 3]
     assert after_step(session, clock, 0.0) == [1, 4]
     assert after_step(session, clock, 10.0) == [1, 4, 5]
+    assert [is_autosave(path) for path in checkpoint_folders(session.run.path)] == [False, False, True]
     assert after_step(session, clock, 10.0) == [1, 4, 6]
 
 

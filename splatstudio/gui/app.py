@@ -141,8 +141,8 @@ class Studio:
         For who has pressed one button and seen no settings yet. Raises as `start_training` does.
         """
         project, plan = self.controller.project, None
-        asked = project.is_chosen or project.resume_step is not None or not self.controller.can_set_up
-        if project.scene is not None and project.devices.gpus == (None,) and not asked:
+        begun = project.resume_step is not None or self.controller.status.state not in ("starting", "ready")
+        if project.scene is not None and project.devices.gpus == (None,) and not (begun or project.is_chosen):
             plan = proposal(project.scene, project.config, measured_times("cpu"))
         if plan is not None:
             self.controller.take_plan("fast", plan.settings)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -99,22 +100,15 @@ def test_what_another_process_could_not_read_is_said(run: Path, blob_folder: Pat
 def test_nothing_is_left_of_processes_that_are_ended(run: Path, tmp_path: Path, end: str) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    words = (
-        "mesh",
-        run,
-        "-o",
-        tmp_path / "model.glb",
-        "--voxel-size",
-        0.002,
-        "--ranks",
-        2,
-    )  # long enough to be ended
+    words = ("mesh", run, "-o", tmp_path / "model.glb", "--voxel-size", 0.004, "--ranks", 2)
     program = subprocess.Popen(
         [sys.executable, "-m", "splatstudio", *map(str, words)],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell lets what it starts in the background, as these tests may be, ignore Ctrl-C.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     told = ""
     assert program.stdout is not None

@@ -106,6 +106,7 @@ def page(
         replacements=[],
         pids=(),
         send=sent.append,
+        other_model=None,
         model_state=lambda: ModelState(7, training=False),
     )
     viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")

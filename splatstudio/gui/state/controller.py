@@ -433,7 +433,7 @@ class Controller(FrameSource):
         after the start.
         """
         with self._lock:
-            if not self.can_set_up:
+            if not self.can_set_up and self.status.state != "starting":
                 raise ValueError("the length of a training is planned before the start, and this has begun")
             self._set_up(*with_plan(self.project, preset, values))
 

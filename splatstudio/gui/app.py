@@ -147,7 +147,7 @@ class Studio:
         if plan is not None:
             self.controller.take_plan("fast", plan.settings)
             whole = duration_words(plan.instead_of)
-            told = f"{plan.choice}. The full training takes {whole}: for that press Stop, then Start over."
+            told = f"Preset {plan.choice}. The full training takes {whole}: for that press Stop, then Start over."
             self._news.tell(Notice(f"Training for {duration_words(plan.seconds)}", told))
         self.start_training()
 

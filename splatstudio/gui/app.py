@@ -146,8 +146,8 @@ class Studio:
             plan = proposal(project.scene, project.config, measured_times("cpu"))
         if plan is not None:
             self.controller.take_plan("fast", plan.settings)
-            whole = duration_words(plan.instead_of)
-            told = f"Preset {plan.choice}. The full training takes {whole}: for that press Stop, then Start over."
+            whole = f"The full training takes {duration_words(plan.instead_of)}"
+            told = f"Preset {plan.choice}. {whole}: for that press Stop, then Start over."
             self._news.tell(Notice(f"Training for {duration_words(plan.seconds)}", told))
         self.start_training()
 

@@ -135,7 +135,7 @@ class FastConfig:
     min_error_weight: float = setting(
         0.1, "Weight in pixels of high error, px, from which on a photo wants more splats there.", 0
     )
-    min_views: int = setting(2, "Photos that must want it.", 1)
+    min_views: int = setting(2, "Photos that must want it; fewer where fewer of those asked show it.", 1)
     min_weight: float = setting(
         0.02,
         "Sum of its weights, px, that a photo must show, or a splat is removed when thinning.",

@@ -23,6 +23,7 @@ from splatstudio.strategy.population import Population, change_or_none, edit
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
 SMALL_PIXELS = 40_000  # of a photo up to which the limit is in proportion to its pixels
 SIZE_GROWTH = 0.4  # the power of the pixels with which it grows beyond, in few steps
+SHOWN_WEIGHT = 0.5  # sum of its weights, px, from which on a photo shows a Gaussian
 LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
 
 # Given a step and a number of photos (None: all), what Gaussians contribute to each, see `survey`.
@@ -33,9 +34,9 @@ class FastStrategy(DefaultStrategy):
     """Grow where several photos agree on an error, and drop what no photo needs.
 
     Gradients say who grows, as in *default*, but only of Gaussians that have a weight in the pixels of high
-    error of several photos. At some steps all photos are asked, and what has hardly a weight in
-    any goes, with a share of all, the least needed. Opacities are never reset: that is what pruning by
-    weight replaces.
+    error of several photos, or of all that show them where those are fewer. At some steps all photos are
+    asked, and what has hardly a weight in any goes, with a share of all, the least needed. Opacities are
+    never reset: that is what pruning by weight replaces.
     `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`; it
     also grows with the length of the training. `pixels` are those of a photo, 0: few.
     """
@@ -124,12 +125,15 @@ class FastStrategy(DefaultStrategy):
         return Change(pruned=_keep(population, kept))
 
     def _densify(self, population: Population, step: int) -> Change:
-        fast, num_views = self.fast, 0
+        fast = self.fast
         agreed = torch.zeros(len(population), dtype=torch.int64, device=population.gaussians.means.device)
+        shown = torch.zeros_like(agreed)
         for view in self._survey(step, fast.views):
             agreed += view[:, 0] > fast.min_error_weight
-            num_views += 1
-        population.counts["grad2d"] = population.counts["grad2d"] * (agreed >= min(fast.min_views, num_views))
+            shown += view[:, 2] > SHOWN_WEIGHT
+        # Where few photos look, as all around a statue, fewer can agree.
+        needed = shown.clamp(1, fast.min_views)
+        population.counts["grad2d"] = population.counts["grad2d"] * (agreed >= needed)
         self.config = replace(self.config, max_gaussians=self.limit_at(step))
         return super()._densify(population, step)
 

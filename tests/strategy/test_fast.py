@@ -63,6 +63,14 @@ def test_an_error_counts_from_its_weight_on_and_all_photos_agree_where_fewer_are
         assert group.gaussians.means.detach()[2:, 0].tolist() == grown, (views, min_views)
 
 
+def test_fewer_must_agree_where_fewer_show_it() -> None:
+    group = population(scales=[0.005] * 4)
+    # Shown by one photo, by both, by one with another error, and by one with next to no weight.
+    first, second = view([2.0, 2.0, 0.9, 2.0], [9.0, 9.0, 9.0, 9.0]), view([0.0] * 4, [0.0, 9.0, 0.0, 0.1])
+    strategy(Asked(first, second)).after_step(group, seen([10 * HIGH] * 4), STEP)
+    assert group.gaussians.means.detach()[4:, 0].tolist() == [1.0, 4.0]
+
+
 def test_an_error_without_a_gradient_grows_nobody() -> None:
     group = population(scales=[0.005] * 2)
     asked = Asked(*[view([5.0, 5.0], [9.0, 9.0])] * 2)

@@ -210,10 +210,10 @@ def tile_html(
 
     The page's own script lets Enter and Space click on the one that has the keyboard.
     """
-    notes = [*(["test photo"] if test else []), *(["bad"] if bad else [])]
+    notes = [*(["test photo"] if test else []), *(["poor"] if bad else [])]
     said, name = html.escape(", ".join([name, figure, *notes])), html.escape(name)
     picture = f'<img src="{uri}" alt="{said}">' if uri else ""
-    badge = '<span class="badge">bad</span>' if bad else ""
+    badge = '<span class="badge">poor</span>' if bad else ""
     mark = '<span class="ss-muted">test</span>' if test else ""
     return (
         f'<label for="{html.escape(button_id)}"><div class="ss-photo" title="{name}" data-photo="{name}"'

@@ -250,10 +250,11 @@ class Screen:
         return replace(viewpoint, width=round(box["width"]), height=round(box["height"]))
 
     def picture(self) -> np.ndarray:
-        """Return what the user sees beside the dock, [H, W, 3] uint8."""
+        """Return what the user sees beside the dock, [H, W, 3] uint8, without notices, which come and go."""
         box = self.page.locator(CANVAS).bounding_box()
         clip = {"x": box["x"], "y": box["y"], "width": round(box["width"]), "height": round(box["height"])}
-        alone = ".ss-axes, .ss-speed, .ss-half { visibility: hidden }"  # what the page draws over it
+        over_it = ".ss-axes, .ss-speed, .ss-half, .mantine-Notifications-notification"
+        alone = f"{over_it} {{ visibility: hidden !important }}"
         png = np.frombuffer(self.page.screenshot(clip=clip, style=alone), np.uint8)
         decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
         assert decoded is not None

@@ -90,6 +90,7 @@ def test_scores_stay_in_sight_until_the_newest_model_has_its_own(
     page: Any, run: Path, blob_scene: Scene
 ) -> None:
     evaluation = evaluate(blobs(), blob_scene, indices=[0])
+    assert "No scores yet." in evaluate_panel(page)._scores._means.content, "there is no model"
     for step in (10, 20):
         save_checkpoint(run, example(step))
     write_evaluation(run, 10, evaluation)

@@ -143,6 +143,7 @@ class Navigation(Panel):
 
         @close.on_click
         def _(_: viser.GuiEvent) -> None:
+            self._keys.pop(client.client_id, None)
             modal.close()
 
 

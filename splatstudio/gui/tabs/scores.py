@@ -17,6 +17,7 @@ from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.theme import note_html, table_html
 
 NUM_WORST = 8
+NO_MODEL = note_html("No scores yet.")
 NO_SCORES = note_html("This model is not evaluated yet.")
 TITLES = {
     "psnr": "PSNR",
@@ -45,7 +46,7 @@ class ScoresSection(Panel):
         self._owner: Path | None = None  # the run or the folder of results whose model was evaluated
         self._in_view: Path | None = None  # that of the model in the view
         with self.gui.add_folder("Scores"):
-            self._means = self.gui.add_html(NO_SCORES)
+            self._means = self.gui.add_html(NO_MODEL)
             self._rows = [
                 self.button(f"Photo {i + 1}", partial(self._visit, i), visible=False)
                 for i in range(NUM_WORST)

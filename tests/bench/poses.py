@@ -1,12 +1,13 @@
 """Camera poses from photos alone: how many are placed, how exactly, how long it takes, what it is worth.
 
-    python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000] [--colmap 300]
+    python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000] [--colmap 300] [--colmap-alone]
 
 SCENES holds `fox/images/`, `fox-colmap/`, `raw-photos/banana/` and `raw-photos/drone/`; what is not
 there is passed over. The demo's cameras are known, so are those of the drawn rooms; photos are copied.
 `large-` are drawn at 1600 x 1200. `made-up-` have no pictures: pycolmap's synthesize_dataset makes features
 and matches with 0.5 px of noise and a tenth of false ones, and the last stage alone is measured. `--colmap`
-gives the seconds that `colmap automatic_reconstructor` may take on the same photos, where it is there.
+gives the seconds that `colmap automatic_reconstructor` may take on the same photos, where it is there; how
+far it came by then is printed, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -132,24 +134,39 @@ print(json.dumps(poses))
 
 
 def of_debian(source: Path, folder: Path, limit: int) -> str:
-    """Return how many photos Debian's COLMAP places within `limit` seconds, and in how many."""
+    """Return how many photos Debian's COLMAP places within `limit` seconds, or how far it came."""
     (folder / "colmap").mkdir()
     command = ["colmap", "automatic_reconstructor", "--workspace_path", str(folder / "colmap")]
     command += ["--image_path", str(source), "--dense", "0", "--use_gpu", "0", "--single_camera", "1"]
+    said = folder / "colmap.txt"
     began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with said.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     timer = threading.Timer(limit, process.kill)
     timer.start()
     _, status, used = os.wait4(process.pid, 0)
     timer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
-    told = f"in {time.monotonic() - began:.0f} s, peak {used.ru_maxrss * 1024 / 1e9:.2f} GB"
+    told = f"in {time.monotonic() - began:.0f} s ({used.ru_utime + used.ru_stime:.0f} of the processor)"
+    told += f", peak {used.ru_maxrss * 1024 / 1e9:.2f} GB"
     if process.returncode == -signal.SIGKILL:
-        return f"colmap automatic_reconstructor: ended, not ready {told}"
+        return f"colmap automatic_reconstructor: ended, not ready {told}; {how_far(said.read_text())}"
     if process.returncode:
         return f"colmap automatic_reconstructor failed with the exit code {process.returncode}"
     models = [num_registered(path) for path in (folder / "colmap" / "sparse").iterdir()]
     return f"colmap automatic_reconstructor: {max(models)} placed {told}"
+
+
+def how_far(said: str) -> str:
+    """Return what the log of a COLMAP that was ended says of its stages: photos, blocks of pairs, poses."""
+    extracted = re.findall(r"Processed file \[(\d+)/(\d+)\]", said)
+    blocks = re.findall(r"Matching block \[\d+/(\d+), \d+/\d+\] in ([0-9.]+)s", said)
+    placed = said.count("Registering image #")
+    far = f"features of {len(extracted)} of {extracted[0][1]} photos" if extracted else "no features"
+    if blocks:
+        seconds = sum(float(block[1]) for block in blocks)
+        far += f", {len(blocks)} of {int(blocks[0][0]) ** 2} blocks of pairs in {seconds:.0f} s"
+    return far + (f", {placed} photos placed" if placed else "")
 
 
 def video(folder: Path, scenes: Path) -> Case:
@@ -211,6 +228,7 @@ def main() -> None:
     parser.add_argument("scenes", type=Path)
     parser.add_argument("--only", nargs="*", default=[*MADE_UP_SIZES, *CASES])
     parser.add_argument("--colmap", type=int, default=0)
+    parser.add_argument("--colmap-alone", action="store_true")
     parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
     print("| photos | placed | error px | rotation ° | center % | seconds (features + ...) | peak GB |")
@@ -225,6 +243,9 @@ def main() -> None:
                 case = CASES[name](Path(folder), arguments.scenes)
             except FileNotFoundError:
                 print(f"{name} is not there", file=sys.stderr)
+                continue
+            if arguments.colmap_alone:
+                print(f"{name}: {of_debian(case.source, Path(folder), arguments.colmap)}", flush=True)
                 continue
             began = time.monotonic()
             report = ss.estimate_poses(case.source)

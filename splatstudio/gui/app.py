@@ -121,6 +121,8 @@ class Studio:
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if project.path.is_file() else "+z")
         self._viewport = Viewport(self._server, self.controller, project.scene)
+        viewport, first = self._viewport, self._first_view
+        self._gated.gate.first_picture = lambda *size: viewport.first_picture(first.viewpoint(*size))
         self.controller.preview.on_change = self.controller.beside.on_change = self._another_model
         self._build_page(project)
         self.controller.listen(Milestones(self.controller, self._news.note).follow)
@@ -129,7 +131,7 @@ class Studio:
         self._refresher.start()
 
     def start_training(self) -> None:
-        """Start or resume at once; a run with all steps done is started over.
+        """Start or resume at once; where all steps are done a new run begins.
 
         Raises ValueError when what is open cannot be trained.
         """
@@ -147,7 +149,7 @@ class Studio:
         if plan is not None:
             self.controller.take_plan("fast", plan.settings)
             whole = f"The full training takes {duration_words(plan.instead_of)}"
-            told = f"Preset {plan.choice}. {whole}: for that press Stop, then Start over."
+            told = f"Preset {plan.choice}. {whole}: for that press Stop, then New training."
             self._news.tell(Notice(f"Training for {duration_words(plan.seconds)}", told))
         self.start_training()
 
@@ -449,7 +451,7 @@ class AttachedController(Controller):
         return Choice("Ended", enabled=False)
 
     # A new run is started where the machines are; this one has begun, and its processes leave at the end.
-    can_start_over = can_set_up = can_train_more = property(lambda _: False)
+    can_begin_new_run = can_set_up = can_train_more = property(lambda _: False)
 
     def _plan_for(self, job: Job) -> Plan | RemotePlan:
         return self._plan if isinstance(job, TrainJob) else super()._plan_for(job)

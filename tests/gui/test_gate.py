@@ -358,6 +358,18 @@ def test_a_gate_with_a_hole_does_not_open(monkeypatch: pytest.MonkeyPatch, hole:
             assert visitor.connect_ex(("127.0.0.1", reachable)) != 0
 
 
+def test_the_first_picture_is_for_friends_alone(gated: GatedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    path, friend = "/first-picture.jpg?width=320&height=200", {"Authorization": f"Bearer {TOKEN}"}
+    assert get(gated.port, path, **friend)[0] == 204, "there is no model"
+    monkeypatch.setattr(gated.gate, "first_picture", lambda *size: asked.append(size) or b"a picture")
+    assert get(gated.port, path)[0] == 403 and asked == []
+    code, headers, body = get(gated.port, path, **friend)
+    assert (code, headers["content-type"], body) == (200, "image/jpeg", "a picture") and asked == [(320, 200)]
+    assert "no-store" in headers["cache-control"]
+    assert get(gated.port, path.replace("320", "320000"), **friend)[0] == 404 and len(asked) == 1
+
+
 def test_viser_is_served_as_before_once_the_gate_is_built(gated: GatedServer) -> None:
     assert websockets.asyncio.server.serve.__module__.startswith("websockets")
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import simplejpeg
 import viser
 from gui_parts import fake_camera, wait_until
 from studio_page import OPENED, PAGE_TEST, close_screen, open_screen
@@ -18,10 +19,18 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gui.server.opening_page import is_page, opened, opening_page, viser_page
+from splatstudio.gui.server.opening_page import (
+    FIRST_PICTURE,
+    asked_size,
+    is_page,
+    opened,
+    opening_page,
+    viser_page,
+)
 from splatstudio.gui.state import stream as streams
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.stream import FrameSource, ModelState, Stream, Viewport, ViewSettings
+from splatstudio.gui.state.stream import FIRST_VIEW, FrameSource, ModelState, Stream, Viewport, ViewSettings
+from splatstudio.gui.state.viewpoint import Viewpoint
 from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 
@@ -35,17 +44,19 @@ class Cameras(FrameSource):
     def __init__(self, step: int | None = 7) -> None:
         self.step = step
         self.places: list[np.ndarray] = []
+        self.views: set[int] = set()  # that were rendered and are kept
 
     def model_state(self) -> ModelState:
         return ModelState(self.step, False)
 
     def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         self.places.append(camera.position)
+        self.views.add(view)
         frame = Frame(view, 1, 0, camera.width, camera.height, 7, 0.001)
         return ReceivedFrame(frame, np.zeros((camera.height, camera.width, 3), np.uint8))
 
     def forget(self, view: int) -> None:
-        pass
+        self.views.discard(view)
 
 
 @pytest.fixture
@@ -139,6 +150,48 @@ def test_a_page_whose_line_was_cut_goes_on_where_it_stood(opening: list[str]) ->
         viewport.close()
 
 
+def viewport_on(source: FrameSource) -> Viewport:
+    nothing = {"on_client_connect": lambda _: None, "on_client_disconnect": lambda _: None}
+    return Viewport(cast(Any, SimpleNamespace(**nothing)), source)
+
+
+def test_a_browser_that_is_still_unpacking_gets_a_picture_of_the_first_view() -> None:
+    source = Cameras()
+    viewport = viewport_on(source)
+    picture = viewport.first_picture(Viewpoint(np.array([1.0, 0, 0, 0]), FIRST, 1.0, 640, 400))
+    assert picture is not None and simplejpeg.decode_jpeg(picture).shape == (400, 640, 3)
+    np.testing.assert_allclose(source.places, [FIRST])
+    assert FIRST_VIEW not in source.views, "a view of no stream is not kept"
+    viewport.close()
+
+
+def test_there_is_no_first_picture_without_a_model_or_of_one_that_does_not_render() -> None:
+    class Silent(Cameras):
+        def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+            super().render(view, camera, options)
+
+    viewpoint = Viewpoint(np.array([1.0, 0, 0, 0]), FIRST, 1.0, 640, 400)
+    for source, drawn in ((Cameras(None), 0), (Silent(), 1)):
+        assert viewport_on(source).first_picture(viewpoint) is None
+        assert len(source.places) == drawn and not source.views
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        (f"{FIRST_PICTURE}?width=868&height=900", (868, 900)),
+        ("/other.jpg?width=868&height=900", None),
+        (FIRST_PICTURE, None),
+        (f"{FIRST_PICTURE}?width=868", None),
+        (f"{FIRST_PICTURE}?width=868&height=0", None),
+        (f"{FIRST_PICTURE}?width=99999&height=900", None),
+        (f"{FIRST_PICTURE}?width=many&height=900", None),
+    ],
+)
+def test_a_picture_is_asked_for_with_the_size_of_a_window(path: str, size: tuple[int, int] | None) -> None:
+    assert asked_size(Request(path, Headers())) == size
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_visers_page_is_served_inside_ours(compressed: bool) -> None:
     packed = viser_page().encode()
@@ -176,6 +229,9 @@ WATCH = """() => {
 }"""
 
 
+FIRST_PICTURE_SEEN = "performance.getEntriesByName('splatstudio-first-picture').length"
+
+
 class TestInABrowser:
     pytestmark = PAGE_TEST
 
@@ -201,6 +257,7 @@ class TestInABrowser:
                 page.evaluate(WATCH)
                 page.wait_for_function(OPENED)
                 seen = page.evaluate("window.seen")
+                assert page.evaluate(FIRST_PICTURE_SEEN) == 1
                 assert seen["ours"] > 0 and seen["panel"] == 0
                 assert all("splatstudio" in title for title in seen["titles"])
                 assert page.locator("button:has(.tabler-icon-adjustments)").is_hidden()

@@ -139,6 +139,18 @@ def test_the_first_view_is_a_photos_own_where_other_cameras_are_seen(blob_scene:
     assert np.allclose(ahead[:2], 0.0, atol=1e-9) and 0.0 < ahead[2] < 0.5
 
 
+def test_the_camera_of_the_first_view_is_where_a_browser_is_sent(blob_scene: Scene) -> None:
+    view = view_of(blob_scene)
+    sent = FakeClient()
+    view.show(cast(Any, sent))
+    told = view.viewpoint(900, 500)
+    np.testing.assert_allclose(told.position, sent.camera.position, atol=1e-9)
+    forward = viser.transforms.SO3(told.wxyz).as_matrix()[:, 2]
+    aim = np.asarray(sent.camera.look_at) - told.position
+    np.testing.assert_allclose(forward, aim / np.linalg.norm(aim), atol=1e-9)
+    assert (told.width, told.height) == (900, 500)
+
+
 def test_it_steps_back_until_cameras_are_in_sight(blob_scene: Scene) -> None:
     scene = in_a_row(blob_scene)
     camera, view = scene.cameras[0], view_of(scene)

@@ -38,6 +38,7 @@ from splatstudio.gui.server.access import (
     Access,
     Listen,
     Refusal,
+    data_response,
     is_websocket,
     is_wildcard,
     make_access,
@@ -45,7 +46,7 @@ from splatstudio.gui.server.access import (
     url_of,
 )
 from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageFilter, Unacceptable
-from splatstudio.gui.server.opening_page import is_page, opened, opening_page, viser_page
+from splatstudio.gui.server.opening_page import asked_size, is_page, opened, opening_page, viser_page
 from splatstudio.runtime.channel.tls import caller_context, encrypted
 
 _ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
@@ -160,6 +161,8 @@ class Gate:
         self.limits = limits
         self.server: viser.ViserServer | None = None
         self.installed = False  # viser serves through this gate
+        # Draws the first view at a width and a height, px, as JPEG; None where there is nothing to be seen.
+        self.first_picture: Callable[[int, int], bytes | None] = lambda width, height: None
         self._trying = True  # the self-test's refusals are no news
         self._access = access
         self._connections: set[ServerConnection] = set()
@@ -229,6 +232,10 @@ class Gate:
 
         async def process_request(connection: ServerConnection, request: Request) -> Response | None:
             response = self.answer(request)
+            if response is None and (size := asked_size(request)) is not None:
+                picture = await get_running_loop().run_in_executor(None, self.first_picture, *size)
+                status = HTTPStatus.NO_CONTENT if picture is None else HTTPStatus.OK
+                response = data_response(status, "image/jpeg", picture or b"")
             if response is None and viser_answers is not None:
                 try:
                     response = viser_answers(connection, request)

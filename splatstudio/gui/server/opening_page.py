@@ -11,11 +11,17 @@ import re
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import viser
 from websockets.http11 import Request, Response
 
 from splatstudio.gui.server.page_files import page_of, page_text
+
+# Where the page gets a picture of the first view, as JPEG, long before viser's page is unpacked and has told
+# where its camera stands; without one the answer has no content.
+FIRST_PICTURE = "/first-picture.jpg"
+_SIDES = range(16, 8193)  # pixels of a window
 
 _HEAD = re.compile(r"<head\b[^>]*>(.*?)</head>", re.DOTALL)
 _SCRIPT = re.compile(r"<script\b([^>]*)>(.*?)</script>", re.DOTALL)
@@ -29,6 +35,19 @@ def viser_page() -> str:
 def is_page(request: Request) -> bool:
     """Whether a request asks for the studio's page itself."""
     return request.path.partition("?")[0] in {"/", "/index.html"}
+
+
+def asked_size(request: Request) -> tuple[int, int] | None:
+    """Return for what width and height, px, a request asks for the first picture; None: for no such thing."""
+    path, _, query = request.path.partition("?")
+    if path != FIRST_PICTURE:
+        return None
+    given = parse_qs(query)
+    try:
+        width, height = (int(given[name][-1]) for name in ("width", "height"))
+    except (KeyError, ValueError):
+        return None
+    return (width, height) if width in _SIDES and height in _SIDES else None
 
 
 def opened(response: Response) -> Response:
@@ -63,4 +82,6 @@ def opening_page(viser_page: str) -> str:
         f'<script class="splatstudio-later" type="text/plain"{attributes}>{text}</script>'
         for attributes, text in scripts
     )
-    return page_of("opening.html", later="\n".join(later), theme=page_text("theme.js"))
+    return page_of(
+        "opening.html", later="\n".join(later), theme=page_text("theme.js"), first_picture=FIRST_PICTURE
+    )

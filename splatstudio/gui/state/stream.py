@@ -58,6 +58,7 @@ LEAVING_SECONDS = 5.0  # until a browser that cannot be sent anything is known t
 RETRY_SECONDS = 0.25  # after a picture that did not come
 LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
 MOVING_QUALITY, STILL_QUALITY = 70, 90
+FIRST_VIEW = -1  # the number under which pictures are asked for of whose browser no stream is there yet
 
 
 @dataclass(frozen=True)
@@ -312,12 +313,7 @@ class Stream:
             if beside is not None:
                 other = scaled(beside.image, picture.shape[1], picture.shape[0])
                 picture = compared(picture, other, Comparison("split", order.settings.beside_split))
-            jpeg = simplejpeg.encode_jpeg(
-                picture,
-                quality=MOVING_QUALITY if order.moving else STILL_QUALITY,
-                colorspace="RGB",
-                colorsubsampling="420" if order.moving else "444",
-            )
+            jpeg = _encoded(picture, moving=order.moving)
             with self._changed:
                 if self._closed or not self.settings.splats:
                     continue
@@ -472,6 +468,12 @@ class Stream:
         self._end_opening()
 
 
+def _encoded(picture: np.ndarray, *, moving: bool) -> bytes:
+    """Return a picture [H, W, 3] uint8 as JPEG."""
+    quality, subsampling = (MOVING_QUALITY, "420") if moving else (STILL_QUALITY, "444")
+    return simplejpeg.encode_jpeg(picture, quality=quality, colorspace="RGB", colorsubsampling=subsampling)
+
+
 class Viewport:
     """The streams of all browsers, as they come and go. `scene` None: there is only a model."""
 
@@ -481,7 +483,7 @@ class Viewport:
         self._scene = scene
         self._streams: dict[int, Stream] = {}
         self._left: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=16)  # where, looking at what
-        self._lock = threading.Lock()
+        self._lock, self._first_picture = threading.Lock(), threading.Lock()
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
         self.trim = KEEP_ALL  # what all browsers hide
@@ -499,6 +501,17 @@ class Viewport:
         """Return the stream of a browser, None when it has just left."""
         with self._lock:
             return self._streams.get(client.client_id)
+
+    def first_picture(self, viewpoint: Viewpoint) -> bytes | None:
+        """Return what a browser will see that has just come, as JPEG; None while there is no model."""
+        if self._source.model_state().step is None:
+            return None
+        settings = ViewSettings(options=ViewOptions(trim=self.trim))
+        request = frame_request(settings, viewpoint, settings.max_scale, None)
+        with self._first_picture:
+            received = self._source.render(FIRST_VIEW, request.camera, request.options)
+            self._source.forget(FIRST_VIEW)
+        return None if received is None else _encoded(received.image, moving=False)
 
     def listen(self, on_open: Callable[[Stream], None], on_close: Callable[[Stream], None]) -> None:
         """Call `on_open` with the stream of each browser, `on_close` with that of one that leaves.

@@ -12,7 +12,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.scene.scene import Scene
 
@@ -248,6 +248,12 @@ class FirstView:
         # The world itself is not turned: a page whose world turns goes back to everybody's first view.
         self._own_up[client.client_id] = up
         self.show(client)
+
+    def viewpoint(self, width: int, height: int) -> Viewpoint:
+        """Return where a browser that opens the page looks from, with a canvas of so many pixels."""
+        viewmat = look_at(self._position, self._target, _vector(self.up))
+        wxyz = viser.transforms.SO3.from_matrix(viewmat[:3, :3].T).wxyz
+        return Viewpoint(wxyz, self._position, self._fov, width, height)
 
     def show_all(self) -> None:
         """Move every browser's camera here."""

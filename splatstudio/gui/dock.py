@@ -419,24 +419,25 @@ class StatusPanel(Panel):
         self._part = self.add(PartBar(page))
         self.add(BesideBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
-        begins = "Begins a new run, with settings to choose; nothing is overwritten."
+        begins = "Makes a new run ready beside this one, with settings to choose; this one stays as it is."
         ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."
         self._primary = self.button("Start training", lambda _: self._press(), ACCENT, visible=can_train)
         goes_on = "How many steps the button above adds to those that are done."
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
-        start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
+        new = self.button("New training", lambda _: controller.begin_new_run(), hint=begins)
         # It comes when a training ends, where another button was, which somebody may be about to press.
         rest = Rest(lambda: page.changed(self))
-        running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
+        # Without a name beside them: it would read as a button, or as the state.
+        running = gui.add_button_group("", (STOP, SAVE), visible=False, hint=ends)
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
         if can_train:
             self.add(TimeBar(page))
         self.keep(
-            start_over,
-            visible=lambda: controller.can_start_over,
-            disabled=lambda: not rest.is_over(controller.can_start_over),
+            new,
+            visible=lambda: controller.can_begin_new_run,
+            disabled=lambda: not rest.is_over(controller.can_begin_new_run),
         )
         self.keep(running, visible=lambda: controller.can_order)
         self.add(PlateauBar(page))

@@ -42,7 +42,7 @@ class TrainJob:
 
     `settings` are live settings, dotted path and value, that are set again before the first step. A job of
     `attempt` above 0 takes the place of a process that died, in the run folder that it had made. `before` is
-    the run that was started over.
+    the run beside which this one was begun.
     """
 
     scene_path: Path

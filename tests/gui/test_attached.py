@@ -124,8 +124,8 @@ def test_nothing_is_started_here_when_it_has_ended(training: Remote, studio: Att
     wait_until(lambda: controller.status.state == "ended")
     assert (controller.choice().label, controller.choice().enabled) == ("Ended", False)
     controller.press_primary()
-    controller.start_over()
-    assert not controller.can_start_over and not controller.can_set_up and not controller.can_train_more
+    controller.begin_new_run()
+    assert not controller.can_begin_new_run and not controller.can_set_up and not controller.can_train_more
     assert controller.pids == () and orders.empty()
 
 

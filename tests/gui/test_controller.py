@@ -268,9 +268,9 @@ def test_only_a_new_run_leaves_the_model_that_was_seen(blob_scene: Scene, blob_f
     controller.press_primary()
     assert controller.status.state == "loading" and shown() == ModelState(None, False)
     shown(loaded, StateChanged("finished"))
-    controller.start_over()
+    controller.begin_new_run()
     assert shown() == ModelState(None, False, anew=True)
-    assert controller.replacements == ["The training was resumed", "A new run was begun with Start over"]
+    assert controller.replacements == ["The training was resumed", "A new run was begun with New training"]
     assert not shown(loaded).anew
 
 

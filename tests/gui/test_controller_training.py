@@ -58,7 +58,7 @@ def saved(it: Steered) -> Path:
 
 def test_the_primary_button_through_a_training(ready: Steered) -> None:
     it, controller = ready, ready.controller
-    assert controller.choice().label == "Start training" and not controller.can_start_over
+    assert controller.choice().label == "Start training" and not controller.can_begin_new_run
     assert controller.model_state().step is None
     controller.press_primary()
     it.wait(lambda status: status.state == "training" and status.step > 3, "training")
@@ -73,7 +73,7 @@ def test_the_primary_button_through_a_training(ready: Steered) -> None:
     it.wait(lambda status: status.step > step, "going on")
     controller.send(Stop())
     it.wait(lambda status: status.state == "finished", "stopped")
-    assert controller.choice().label == "Resume" and controller.can_start_over
+    assert controller.choice().label == "Resume" and controller.can_begin_new_run
     it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "it is told")
     assert len(controller.history.loss) > 1
 
@@ -138,7 +138,7 @@ def test_starting_over_leaves_the_old_run_alone(steered: Desks, blob_folder: Pat
     it = steered(blob_folder)
     status = it.wait(lambda status: status.state == "viewing", "the old model on view")
     assert status.step == 3 and it.controller.choice().label == "Resume from step 3"
-    it.controller.start_over()
+    it.controller.begin_new_run()
     it.wait(lambda status: status.state == "ready", "its settings can be chosen")
     assert it.controller.can_set_up and it.controller.choice().label == "Start training"
     it.controller.change_settings({"sh_degree": 0})

@@ -64,7 +64,7 @@ def test_from_the_settings_through_two_trainings_to_the_merged_file(
     go_from_photo_to_photo(screen)
     press_photos_by_keys(screen)
     run = train_what_was_chosen(screen, tmp_path / "runs" / "ring")
-    second = train_on_and_start_over(screen, run)
+    second = train_on_and_begin_a_new_run(screen, run)
     evaluate_and_cancel(screen, second)
     fetch_weights(screen, fetched)
     merge_the_files_of_two_ranks(screen, second)
@@ -203,8 +203,8 @@ def files_of(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def train_on_and_start_over(screen: Screen, first: Path) -> Path:
-    """Add steps to a finished training, start over, and return the second run."""
+def train_on_and_begin_a_new_run(screen: Screen, first: Path) -> Path:
+    """Add steps to a finished training, begin a new run, and return the second run."""
     screen.enter("More steps", "5")
     screen.seen(f"Train on to step {STEPS + 5}").click()
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "five more")
@@ -213,7 +213,7 @@ def train_on_and_start_over(screen: Screen, first: Path) -> Path:
     see_numbers_at_all_axes(screen)
     screen.close_notices()
     content = files_of(first)
-    screen.seen("Start over").click()
+    screen.seen("New training").click()
     second = first.with_name("ring-2")
     screen.seen("Start training").click()
     screen.wait(lambda: newest_checkpoint(second) == second / "ckpts" / newest.name, "a run of its own")

@@ -37,7 +37,7 @@ def test_a_scene_folder_waits_for_start_in_a_new_run(own_folder: Path, blob_fold
     assert isinstance(job, TrainJob) and job.checkpoint is None
 
 
-def test_a_scene_with_a_run_offers_to_go_on_and_to_start_over(
+def test_a_scene_with_a_run_offers_to_go_on_and_to_begin_anew(
     own_folder: Path, blob_scene: Scene, blob_folder: Path
 ) -> None:
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
@@ -45,7 +45,7 @@ def test_a_scene_with_a_run_offers_to_go_on_and_to_start_over(
     assert project.resume_step == 3 and project.config == MANY, "a run goes on with its own settings"
     assert project.first_job() == ViewJob(checkpoint)
     assert project.training_job(resume=True).checkpoint == checkpoint
-    again = project.started_over()
+    again = project.with_new_run()
     assert again.run_dir == Path("runs/blobs-2") and again.resume_step is None
     assert [each.title for each in (project, again)] == ["blobs", "blobs-2"]
     assert replace(again, run_dir=Path("runs/mine")).title == "blobs · mine"
@@ -149,13 +149,13 @@ def test_a_run_remembers_where_its_photos_were_found(blob_folder: Path, tmp_path
 def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
     project = open_project(blob_folder, TrainConfig(), None)
     assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
-    again = project.started_over()
+    again = project.with_new_run()
     sentence = failure_sentence("It died.", again.training_job(resume=False))
     assert sentence.endswith(
         f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
     )
     Path("runs/blobs-2").mkdir()
-    assert again.started_over().before == flat_run.path, "what holds nothing is not spoken of"
+    assert again.with_new_run().before == flat_run.path, "what holds nothing is not spoken of"
 
 
 def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Path, tmp_path: Path) -> None:

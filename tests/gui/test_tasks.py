@@ -73,10 +73,10 @@ def test_the_board_follows_each_task_to_its_end(
     board.follow(JobDone(99, tmp_path, 1))  # of somebody else
     assert len(notices) == 3
     fourth = board.submit(video("a.mp4"))
-    controller.replacements.extend(["The training was started over", "Another model was opened"])
+    controller.replacements.extend(["A new training was begun", "Another model was opened"])
     assert fourth is not None
     board.follow(JobFailed(fourth.number, "The process ended."))  # it had no time to cancel
-    told = "The training was started over, which put the model away; nothing of the file was kept."
+    told = "A new training was begun, which put the model away; nothing of the file was kept."
     assert notices[-1] == Notice("Rendering a.mp4: cancelled", told)
     assert text_of(page, RenderPath) == f"Rendering a.mp4: cancelled. {told}"
     controller.status = Status()

@@ -135,15 +135,15 @@ def test_a_run_that_goes_on_takes_the_limit_at_resume(run_dir: Path) -> None:
     assert any("4,321 splats" in note for note in limited.notes)
     assert any("--batch-size auto is not followed" in note for note in limited.notes)
     assert limited.config.batch_size == opened.config.batch_size
-    again = with_settings(limited.started_over(), {"downscale": 2})[0]
+    again = with_settings(limited.with_new_run(), {"downscale": 2})[0]
     assert again.config.densify.max_gaussians == 4321 and again.fit.options.max_splats == 4321
-    most = on_devices(opened, DeviceOptions(ranks=1, max_splats="auto")).started_over()
+    most = on_devices(opened, DeviceOptions(ranks=1, max_splats="auto")).with_new_run()
     small = with_settings(most, {"downscale": 4})[0]
     assert small.fit.options.max_splats == "auto" and small.config.densify.max_gaussians == small.fit.made
     # What was changed on the page since wins.
     later = replace(limited, config=replace(limited.config, densify=DensifyConfig(max_gaussians=99)))
     assert later.training_job(resume=True).settings == ((LIMIT, 99),)
-    new = later.started_over().training_job(resume=False)
+    new = later.with_new_run().training_job(resume=False)
     assert new.settings == () and new.config.densify.max_gaussians == 99
 
 

@@ -320,21 +320,21 @@ class Controller(FrameSource):
                 self._start(waiting=state == "ready")
 
     @property
-    def can_start_over(self) -> bool:
+    def can_begin_new_run(self) -> bool:
         """Return whether there is something that a new run could leave behind."""
         return self.project.can_train and self.status.state in ("viewing", "finished", "failed", "ended")
 
-    def start_over(self) -> None:
+    def begin_new_run(self) -> None:
         """Make a new run ready to start, with all its settings to choose; the old one stays as it is."""
         with self._lock:
-            if self.can_start_over:
+            if self.can_begin_new_run:
                 self._turn_to_new_run()
-                old = self._replace_worker(self.project.first_job(), "A new run was begun with Start over")
+                old = self._replace_worker(self.project.first_job(), "A new run was begun with New training")
                 if old is not None:
                     old.close()
 
     def train_at_once(self) -> None:
-        """Start or resume without waiting for the page; a run whose steps are all done is started over.
+        """Start or resume without waiting for the page; where all steps are done a new run begins.
 
         Raises ValueError when there is nothing that could be trained.
         """
@@ -465,7 +465,7 @@ class Controller(FrameSource):
             self._begin(resume=False)
 
     def _turn_to_new_run(self) -> None:
-        self.project = self.project.started_over()
+        self.project = self.project.with_new_run()
         self.history = History()
         self.status = Status(total_steps=self.project.config.steps)
         self._anew, self.last_step = True, None
@@ -480,9 +480,7 @@ class Controller(FrameSource):
             job, damaged = self.project.resumed_job()
             self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
-        old = self._replace_worker(
-            job, "The training was resumed" if resume else "The training was started over"
-        )
+        old = self._replace_worker(job, "The training was resumed" if resume else "A new training was begun")
         if old is not None:
             self._to_set, self._untrained, self._newest_step = {}, False, None
             self.send(messages.Start())

@@ -72,7 +72,7 @@ class Project:
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
     preset: str = ""  # of what was chosen since it was opened
-    before: Path | None = None  # the run that was started over, and stays
+    before: Path | None = None  # the run beside which this one was begun, and which stays
     problem: str = ""  # a sentence: why what is open is not all there
     passed_over: tuple[str, ...] = ()  # a sentence on each damaged checkpoint that is newer than the one used
 
@@ -158,7 +158,7 @@ class Project:
         path = self.scene.path.resolve()
         return TrainJob(path, self.run_dir, self.config, checkpoint, settings, before=self.before)
 
-    def started_over(self) -> Project:
+    def with_new_run(self) -> Project:
         """Return the project with a new, empty run; what the old run holds stays."""
         assert self.scene is not None and self.run_dir is not None
         before = self.run_dir if self.checkpoint() is not None else self.before
@@ -498,7 +498,7 @@ def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
         return replace(project, notes=notes)
     options = replace(options, fit_batch=False)
     config, sentence = options.fitted(project.config, scene, project.devices)
-    # For the run that follows when this one is started over.
+    # For the run that follows with New training.
     fit = Fit(options, project.config.densify.max_gaussians, config.densify.max_gaussians)
     notes = (*notes, sentence)
     return replace(project, config=config, notes=notes, live_on_resume=(LIMIT,), fit=fit)

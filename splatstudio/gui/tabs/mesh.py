@@ -123,7 +123,7 @@ class MeshSection(Panel):
         super().refresh()
         self._follow_step()
         if self._made is not None and self.controller.status.step < self._step:
-            self._forget()  # the training was started over
+            self._forget()  # a new run was begun
 
     def _suggestion(self) -> str:
         path = self.controller.project.export_path(self.controller.status.step or None)

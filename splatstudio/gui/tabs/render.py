@@ -236,7 +236,7 @@ class RenderPanel(Panel):
     def refresh(self) -> None:
         """Show what has changed, in the tab and in the scene."""
         if self._store.follow(self.controller.project):
-            self._editor.begin_anew()  # the path stays with the run that was started over
+            self._editor.begin_anew()  # the path stays with the run before
         super().refresh()
         self._drawn.redraw()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from splatstudio.devices.transfer import to_device
 from splatstudio.kernels import reference
 from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.rendering.render import stages_for
-from splatstudio.scene.colmap import visible_points
+from splatstudio.scene.colmap import NoVisiblePoints, visible_points
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DepthConfig
 from splatstudio.settings.config import TrainConfig
@@ -89,13 +89,16 @@ class DepthGuide:
 
     @classmethod
     def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide:
-        """Return the guide that the settings ask for; where they ask for none it knows no points.
+        """Return the guide that the settings ask for.
 
-        Raises ValueError for a scene that does not know which photo shows which point.
+        It knows no points where they ask for none, and where the scene does not tell which photo shows which.
         """
         if not config.weight > 0:
             return cls({}, scene.extent)
-        shown = visible_points(scene)
+        try:
+            shown = visible_points(scene)
+        except NoVisiblePoints:  # `notes_on_guide` tells those who have asked
+            return cls({}, scene.extent)
         views = ((index, scene.views[index].name) for index in scene.train_indices)
         return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
 
@@ -137,6 +140,17 @@ class DepthGuide:
         drawn = depth_sum.reshape(-1).index_select(0, place) / covered.clamp_min(1e-6)
         wrong = (1.0 / drawn.clamp_min(1e-6) - 1.0 / true).abs() * self._extent
         return (wrong * counts).sum() / counts.sum().clamp_min(1.0)
+
+
+def notes_on_guide(scene: Scene, config: DepthConfig, given: Collection[str]) -> tuple[str, ...]:
+    """Return a sentence where settings `given` ask for a guide that this scene does not have."""
+    if "depth.weight" not in given or not config.weight > 0:
+        return ()
+    try:
+        visible_points(scene)
+    except NoVisiblePoints as reason:
+        return (f"depth.weight changes nothing: {reason}.",)
+    return ()
 
 
 def depth_weight(config: DepthConfig, *, step: int, steps: int) -> float:

@@ -26,17 +26,20 @@ SMALLER = re.compile(r"images_\d+")
 IMAGES_OF_SIZES = (2, 4, 8)  # folders of smaller photos, images_2 and so on
 
 
+class NoVisiblePoints(ValueError):
+    """A scene does not tell which photos show its sparse points."""
+
+
 def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     """Return the sparse points [M, 3] float64, in the scene's frame, that each photo shows, by its name.
 
-    Raises ValueError for a scene that is not COLMAP's, as no other tells it, and where no photo of this
+    Raises NoVisiblePoints for a scene that is not COLMAP's, as no other tells it, and where no photo of this
     scene has any.
     """
     folder = scene.model_folder if scene.format == "COLMAP" else None
     if folder is None:
-        raise ValueError(
-            f"{scene.path} does not tell which photos show its sparse points, as COLMAP's scenes do:"
-            " their depths cannot guide the training; set depth.weight to 0"
+        raise NoVisiblePoints(
+            f"{scene.path} does not tell which photos show its sparse points, as COLMAP's scenes do"
         )
     reader, kind = colmap_binary, "bin"
     if not (folder / "images.bin").exists():
@@ -51,10 +54,7 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
         if len(known):
             shown[name] = points[known]
     if not any(view.name in shown for view in scene.views):
-        raise ValueError(
-            f"the images in {folder} have no observations of sparse points: their depths cannot guide the"
-            " training; set depth.weight to 0"
-        )
+        raise NoVisiblePoints(f"the images in {folder} have no observations of sparse points")
     return shown
 
 

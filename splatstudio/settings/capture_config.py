@@ -60,7 +60,10 @@ class SkyConfig:
 @documented
 @dataclass(frozen=True)
 class DepthConfig:
-    """The depth of the sparse points as a guide: for COLMAP scenes, which tell who sees which point."""
+    """The depth of the sparse points as a guide: for COLMAP scenes, which tell who sees which point.
+
+    In other scenes nothing guides.
+    """
 
     weight: float = setting(
         0.0, "Weight of the mean error of extent/depth at each view's sparse points; 0: off.", 0, 100

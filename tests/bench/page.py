@@ -4,8 +4,9 @@ A headless Chromium, which draws without a GPU, opens the studio's page as a use
 seconds from the opening of the address, with nothing in the browser's cache, until the points are on the
 screen; before any training. A finished run is then loaded `--loads` times: when our own page was first
 painted, when it showed the model from the first view, when the opening was gone and viser's page there, and
-how many pictures were rendered from another camera than the first view. `displayed_fps` are the different pictures of the model that the browser
-drew a second while its camera was turned with the mouse and the model trained on the same cores.
+how many pictures were rendered from another camera than the first view. `displayed_fps` are the different
+pictures of the model that the browser drew a second while its camera was turned with the mouse and the model
+trained on the same cores.
 
     python tests/bench/page.py --json
     python tests/bench/page.py --scene FOLDER

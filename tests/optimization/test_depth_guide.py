@@ -16,9 +16,9 @@ from sharded_training_tasks import Plan, train
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization.gradients import RenderOutput, TrainView
-from splatstudio.optimization.losses import DepthGuide, depth_weight
+from splatstudio.optimization.losses import DepthGuide, depth_weight, notes_on_guide
 from splatstudio.rendering.render import render
-from splatstudio.scene.colmap import visible_points
+from splatstudio.scene.colmap import NoVisiblePoints, visible_points
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DepthConfig
@@ -50,13 +50,24 @@ def test_binary_and_text_tell_the_same_and_the_points_lie_where_they_are_seen() 
         assert (seen[:, 2] > 0).all() and inside.all() and len(pixels) > 100
 
 
-def test_scenes_that_do_not_tell_are_refused(blob_scene: Scene, tracked: Scene) -> None:
-    with pytest.raises(ValueError, match=r"have no observations of sparse points.*depth\.weight"):
-        DepthGuide.of(blob_scene, DepthConfig(weight=0.1))
-    with pytest.raises(ValueError, match=r"does not tell which photos show its sparse points"):
-        DepthGuide.of(replace(tracked, format="Blender"), DepthConfig(weight=0.1))
-    camera = blob_scene.views[1].camera
-    assert DepthGuide.of(blob_scene, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
+def test_a_scene_that_does_not_tell_is_trained_without_and_who_asked_is_told(
+    blob_scene: Scene, tracked: Scene
+) -> None:
+    asked, camera = DepthConfig(weight=0.1), blob_scene.views[1].camera
+    for scene, why in (
+        (blob_scene, "have no observations of sparse points."),
+        (replace(tracked, format="Blender"), "does not tell which photos show its sparse points"),
+    ):
+        with pytest.raises(NoVisiblePoints):
+            visible_points(scene)
+        assert DepthGuide.of(scene, asked).error(1, camera, *flat(camera, 1.0, 1.0)) is None
+        (note,) = notes_on_guide(scene, asked, {"depth.weight"})
+        assert note.startswith("depth.weight changes nothing: ") and why in note
+        assert notes_on_guide(scene, asked, {"steps"}) == (), "nobody has asked"
+    assert notes_on_guide(tracked, asked, {"depth.weight"}) == ()
+    assert notes_on_guide(blob_scene, DepthConfig(), {"depth.weight"}) == (), "asked for none"
+    assert DepthGuide.of(tracked, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
+    assert DepthGuide.of(tracked, asked).error(1, camera, *flat(camera, 1.0, 1.0)) is not None
 
 
 def flat(camera: Camera, depth: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:

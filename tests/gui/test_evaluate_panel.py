@@ -256,3 +256,21 @@ def test_the_newest_model_is_chosen_until_the_user_wants_an_older_one(page: Any,
     assert saved(40) == 40 and panel._exported.value == "mine.ply"
     panel._ask(panel._list.selected)
     assert saved(50) == 40 and panel._asked is not None, "the question whether to delete it stays"
+
+
+def test_the_search_for_commands_merges_what_several_ranks_have_saved(
+    page: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(run, example(10), num_shards=2)
+    save_checkpoint(run, example(20))
+    panel = evaluate_panel(page)
+    started: list[FileTask] = []
+    monkeypatch.setattr(page.tasks, "start", lambda kind, task, then: started.append(task))
+    command = panel._merge_command
+    assert command.label == "Merge the files of all ranks" and command.disabled, "one rank has saved step 20"
+    panel._list._pick(1, cast(Any, None))
+    panel.refresh()
+    assert not command.disabled
+    for callback in command._impl.trigger_cb:
+        callback(cast(Any, SimpleNamespace(client=SimpleNamespace(client_id=1))))
+    assert [task.output for task in started] == [run / "exports" / f"{run.name}-10-merged.ply"]

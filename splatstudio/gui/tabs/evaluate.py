@@ -218,8 +218,10 @@ class EvaluatePanel(Panel):
             "Evaluate", lambda _: self._start_evaluation(), ACCENT, disabled=True, hint=compares
         )
         joins = "Joins the files of all ranks into one."
-        self._merge = self.button(
-            "Merge", lambda _: self._write(self._merged.value, "Merging"), visible=False, hint=joins
+        self._merge = self.button("Merge", lambda _: self._join(), visible=False, hint=joins)
+        whose = "Of the model that is chosen in the Evaluate tab, where several ranks have saved it"
+        self._merge_command = page.hotkeys.add(
+            None, "Merge the files of all ranks", lambda _: self._join(), whose
         )
         self._more = gui.add_button_group(
             "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
@@ -281,6 +283,7 @@ class EvaluatePanel(Panel):
         self._merge.visible = several
         self._evaluate.label = "Merge & evaluate" if several else "Evaluate"
         self._evaluate.disabled = self._merge.disabled = not usable
+        self._merge_command.disabled = not (usable and several)
         self._evaluate.visible = entry is not None or file is None
         self._more.label = "Model" if entry is None else f"Step {entry.step:,}"
         self._more.visible = entry is not None and not busy and self._asked is None
@@ -372,6 +375,9 @@ class EvaluatePanel(Panel):
                 # A rank's file alone is no model to look at.
                 title, output = f"Merging step {entry.step:,} to open it", self._output(self._merged.value)
                 self._start(FileTask(title, entry.files, output), then_open=True)
+
+    def _join(self) -> None:
+        self._write(self._merged.value, "Merging")
 
     def _write(self, output: str, verb: str) -> None:
         with self._lock:

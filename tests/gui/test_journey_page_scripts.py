@@ -107,3 +107,21 @@ def test_a_training_that_ends_is_told_to_a_browser_that_wants_it(browser: Any) -
         blank.evaluate(says, "Training")
         blank.evaluate(wait)
     blank.close()
+
+
+def test_a_browser_is_told_once_that_it_draws_without_a_gpu(browser: Any) -> None:
+    blank = browser.new_page()
+    notices = "".join(
+        "<div class=mantine-Notification-root onclick=this.remove()>"
+        f"<div class=mantine-Notification-title>{title}</div><button></button></div>"
+        for title in ("Software WebGL rendering detected", "Another one")
+    )
+    blank.route("**/*", lambda route: route.fulfill(body=notices, content_type="text/html"))
+    wait = "() => new Promise(done => setTimeout(done, 400))"
+    for expected in (2, 1, 1):
+        blank.goto("http://studio.test/")
+        blank.evaluate(f"() => {{ {page_script()} }}")
+        blank.evaluate(wait)
+        assert blank.locator(".mantine-Notification-root").count() == expected
+    assert blank.get_by_text("Another one").count() == 1
+    blank.close()

@@ -190,6 +190,20 @@
     });
   }, 250);
 
+  // viser tells at each opening that a browser draws without a GPU: who was told once knows.
+  const once = "splatstudio-told-of-no-gpu";
+  let looks = 0;
+  const looking = setInterval(() => {
+    const notice = [...document.querySelectorAll(".mantine-Notification-root")]
+      .find(each => each.textContent.startsWith("Software WebGL rendering detected"));
+    if (!notice && ++looks < 100) return;
+    clearInterval(looking);
+    try {
+      if (notice && localStorage.getItem(once)) notice.querySelector("button").click();
+      else if (notice) localStorage.setItem(once, "yes");
+    } catch { /* a browser that keeps nothing is told each time */ }
+  }, 100);
+
   // Both docks leave little of a narrow window: there they are folded at first, the one at the left before that
   // with the buttons.
   let width = Infinity, looked = 0;

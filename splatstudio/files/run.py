@@ -162,15 +162,20 @@ def newest_step(run_dir: Path) -> int | None:
     return max((int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))), default=None)
 
 
-def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
-    """Return the newest file in eval/ of the steps until `last_step`, None: of all; None: there is none.
+def score_files(run_dir: Path, last_step: int | None = None) -> dict[int, Path]:
+    """Return the files in eval/ by rising step, those of steps until `last_step`, None: all.
 
     What a later step left there is of a model that is lost: the training had to go back behind it.
     """
     named = ((file.stem.removeprefix("step_"), file) for file in (run_dir / "eval").glob("step_*.json"))
     steps = {int(digits): file for digits, file in named if digits.isdecimal()}
-    kept = [step for step in steps if last_step is None or step <= last_step]
-    return steps[max(kept)] if kept else None
+    return {step: steps[step] for step in sorted(steps) if last_step is None or step <= last_step}
+
+
+def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
+    """Return the newest of `score_files`; None: there is none."""
+    files = [*score_files(run_dir, last_step).values()]
+    return files[-1] if files else None
 
 
 def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:

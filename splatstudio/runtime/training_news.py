@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from splatstudio.checkpoints.saver import is_autosave
 from splatstudio.evaluation.evaluate import Evaluation
@@ -70,6 +71,18 @@ class ProgressTeller:
         self._psnr: float | None = None
         self._photo_errors: dict[str, float] = {}
         self._errors_due = 0.0
+
+    def go_on_from(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        """Take up the means over the `rows` of metrics.jsonl until `step`, after which a training goes on."""
+        self._loss = self._psnr = None
+        for row in rows:
+            loss, psnr = row.get("loss"), row.get("psnr")
+            if row.get("step", 0) > step:
+                continue
+            if isinstance(loss, float) and math.isfinite(loss):
+                self._loss = running_mean(self._loss, loss)
+            if isinstance(psnr, float) and math.isfinite(psnr):
+                self._psnr = running_mean(self._psnr, psnr)
 
     def restart(self, step: int) -> None:
         """Begin again after a pause: the next step is told at once."""
@@ -145,6 +158,7 @@ class TrainingNews:
         """Tell where a training begins, or goes on after its last step."""
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
+        self._progress.go_on_from(session.run.metrics().rows, trainer.step)
         self._emit(
             messages.Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test)
         )

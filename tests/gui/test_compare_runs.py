@@ -15,10 +15,10 @@ from example_checkpoints import example
 from gui_parts import as_user, evaluate_panel
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
-from splatstudio.evaluation.evaluate import Evaluation, ImageScore, write_evaluation
+from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, write_evaluation
 from splatstudio.files.run import Run
 from splatstudio.gui.state.stream import ViewSettings
-from splatstudio.gui.tabs.compare_runs import RunComparison
+from splatstudio.gui.tabs.compare_runs import RunComparison, difference_in, row_of, runs_html
 from splatstudio.gui.tabs.halves import halves_of
 from splatstudio.runtime.messages import Progress
 from splatstudio.scene.scene import Scene
@@ -81,6 +81,33 @@ def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other
     as_user(panel._other, "–")
     panel.refresh()
     assert panel._psnr._handle is None
+
+
+def test_an_evaluation_by_hand_is_a_dot(page: Any, run: Path, other: Path) -> None:
+    panel = comparison_of(page)
+    as_user(panel._other, "other <b>")
+    panel.refresh()
+    psnr: Any = panel._psnr._handle
+    assert dict(zip(psnr.data[0], psnr.data[4], strict=True))[20] == 31.25, "it stands in eval/ alone"
+    score = ImageScore("a.png", 29.5, 0.9)
+    write_evaluation(other, 10, Evaluation(29.5, 0.9, 4321, (score,), 0.01))
+    panel.look()
+    panel.refresh()
+    assert dict(zip(psnr.data[0], psnr.data[4], strict=True))[10] == 29.5
+
+
+def test_scores_on_other_photos_are_told_apart(other: Path) -> None:
+    row, against = row_of(other), ComparedWith(Path("/scenes/a"), 4, 8)
+    assert row.scores is not None
+    known = row.scores
+
+    def told(*compared: ComparedWith | None) -> str:
+        return difference_in([replace(row, scores=replace(known, against=each)) for each in compared])
+
+    assert told(against, against, None) == "" and "only run here" in runs_html([row], None)
+    assert "(full size, 1/4)" in told(against, replace(against, downscale=1))
+    assert "several scenes" in told(against, replace(against, scene=Path("/scenes/b"), downscale=1))
+    assert "held out different photos" in told(against, replace(against, test_every=4))
 
 
 def test_the_newest_whole_model_is_shown_beside(page: Any, run: Path, other: Path) -> None:

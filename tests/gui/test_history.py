@@ -22,10 +22,10 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status, followed
 from splatstudio.gui.tabs.plots import TrainingPlots, axis_ranges, from_zero, joined
 from splatstudio.runtime.messages import Evaluated, Event, Progress, StateChanged
-from splatstudio.runtime.training_news import StepRate
+from splatstudio.runtime.training_news import ProgressTeller, StepRate
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.training.session import Session
+from splatstudio.training.session import Advance, Session
 from splatstudio.training.step import StepStats
 from splatstudio.training.trainer import Trainer
 
@@ -60,6 +60,20 @@ def test_curves_of_an_opened_run_are_smoothed_as_while_it_was_trained() -> None:
     assert np.abs(history.rate.arrays()[1][10:] - 10.0).max() < 2.0, (
         "counted over seconds, not from line to line"
     )
+
+
+def test_the_means_go_on_where_a_training_does() -> None:
+    told: list[Event] = []
+    teller, history = ProgressTeller(told.append), History()
+    rows = rows_of(30, np.arange(30.0))
+    history.load(rows[:20])
+    trainer: Any = SimpleNamespace(step=200, num_gaussians=120, scene=None, config=TrainConfig())
+    teller.go_on_from(rows, 200)
+    stats = StepStats(201, 0.1, 120, 0.01, "a.png", 0, psnr=25.0)
+    teller.count(trainer, Advance(stats), last=True)
+    (progress,) = (event for event in told if isinstance(event, Progress))
+    assert progress.psnr == pytest.approx(history.train_psnr.last * 0.9 + 2.5)
+    assert progress.loss == pytest.approx(history.loss.last * 0.9 + 0.01)
 
 
 def test_the_speed_of_a_later_part_is_counted_by_its_own_seconds() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
 from splatstudio.evaluation.evaluate import Evaluation, evaluation_from_json
 from splatstudio.files.inputs import read_input
-from splatstudio.files.run import Run, newest_scores
+from splatstudio.files.run import Run, newest_scores, score_files
 from splatstudio.runtime.messages import Densified, Evaluated, Event, PlateauReached, Progress, Started
 from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.runtime.training_news import RATE_SECONDS, plateau_reached, running_mean
@@ -155,6 +155,23 @@ class History:
                     self.rate.add(step, steps_per_second)
 
 
+def history_of(run_dir: Path, rows: Iterable[dict]) -> History:
+    """Return the curves of a run by the `rows` of its metrics.jsonl, and by its files in eval/.
+
+    An evaluation that somebody asked for is in those files alone.
+    """
+    history = History()
+    history.load(rows)
+    points = dict(zip(*(array.tolist() for array in history.test_psnr.arrays()), strict=True))
+    for step, file in score_files(run_dir).items():
+        if step not in points and (found := scores_in(file)) is not None:
+            points[step] = found[1].psnr
+    history.test_psnr = Curve()
+    for step in sorted(points):
+        history.test_psnr.add(int(step), points[step])
+    return history
+
+
 class LoggedRate:
     """Steps a second over the last few seconds, as StepRate counts them, by the times of metrics.jsonl."""
 
@@ -186,8 +203,8 @@ class RunSoFar:
 
 def run_so_far(run: Run, config: TrainConfig, resume_step: int | None) -> RunSoFar:
     """Return what is known of a run that goes on from `resume_step` (None: it does not) with `config`."""
-    history, rows, last, news = History(), run.metrics().rows, _last_step(run), None
-    history.load(rows)
+    rows, last, news = run.metrics().rows, _last_step(run), None
+    history = history_of(run.path, rows)
     history.cut(last)
     if resume_step is not None:
         news = PlateauWatch(rows, resume_step, planned=run.config.steps, steps=config.steps).offer(config)

@@ -11,9 +11,9 @@ import numpy as np
 
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
 from splatstudio.evaluation.evaluate import Evaluation
-from splatstudio.files.run import newest_scores, read_metrics, scene_of
+from splatstudio.files.run import newest_scores, read_metrics, scene_of, score_files
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.history import History, scores_in
+from splatstudio.gui.state.history import History, history_of, scores_in
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
 
@@ -61,7 +61,27 @@ def runs_html(rows: list[RunRow], own: Path | None) -> str:
         for _, value_of, form in COLUMNS:
             value = None if row.scores is None else value_of(row.scores)
             cells += f"<span>{'–' if value is None or not np.isfinite(value) else format(value, form)}</span>"
-    return f'<div class="ss-runs" data-splatstudio="runs">{cells}</div>'
+    table = f'<div class="ss-runs" data-splatstudio="runs">{cells}</div>'
+    if len(rows) == 1:
+        return table + note_html(
+            "This is the only run here: what it is compared with has to be trained first."
+        )
+    difference = difference_in(rows)
+    return table + (note_html(difference, "warning") if difference else "")
+
+
+def difference_in(rows: list[RunRow]) -> str:
+    """Return in one sentence why the scores of some runs say nothing about the others, "" where all do."""
+    known = [row.scores.against for row in rows if row.scores is not None and row.scores.against is not None]
+    if len({each.scene for each in known}) > 1:
+        return "These runs are of several scenes: only scores on the same photos can be compared."
+    sizes = sorted({each.downscale for each in known})
+    if len(sizes) > 1:
+        named = ", ".join("full size" if size == 1 else f"1/{size}" for size in sizes)
+        return f"The photos had several sizes ({named}): only scores on photos of one size can be compared."
+    if len(set(known)) > 1:
+        return "These runs held out different photos: only scores on the same photos can be compared."
+    return ""
 
 
 def is_same(folder: Path, own: Path | None) -> bool:
@@ -90,7 +110,8 @@ class RunComparison(Panel):
             )
             shows = "The newest model of that run at the left of what is in the view, for all browsers."
             both = self.button("Show both", lambda _: self._show_both(), hint=shows)
-            self.keep(both, disabled=lambda: self._chosen() is None)
+            self.keep(both, visible=lambda: bool(self._runs), disabled=lambda: self._chosen() is None)
+            self.keep(self._other, visible=lambda: bool(self._runs))
         when_user(self._other, lambda *_: self._read_history())
         lines = [PlotLine("this", own), PlotLine("this, test", own, width=0.0, dots=6.0)]
         lines += [PlotLine("other", other), PlotLine("other, test", other, width=0.0, dots=6.0)]
@@ -158,14 +179,12 @@ class RunComparison(Panel):
             return
         try:
             stat = (folder / "metrics.jsonl").stat()
-            mark: object = (stat.st_size, stat.st_mtime_ns)
-        except OSError:
-            mark = None  # results of another program have no curves
+        except OSError:  # results of another program have no curves
+            self._history = (folder, None, History())
+            return
+        mark = (stat.st_size, stat.st_mtime_ns, len(score_files(folder)))
         if self._history is None or self._history[:2] != (folder, mark):
-            history = History()
-            if mark is not None:
-                history.load(read_metrics(folder).rows)
-            self._history = (folder, mark, history)
+            self._history = (folder, mark, history_of(folder, read_metrics(folder).rows))
 
     def _show_both(self) -> None:
         folder = self._chosen()

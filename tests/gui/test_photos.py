@@ -13,9 +13,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import viser
 from blob_models import ring_of_cameras
 from blob_scenes import write_blob_scene
-from gui_parts import standing_in
+from gui_parts import as_user, standing_in
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
@@ -30,6 +31,7 @@ from splatstudio.gui.state.photos import (
     on_canvas,
     place_of,
 )
+from splatstudio.gui.tabs import view as view_tab
 from splatstudio.gui.tabs.view import tile_html
 from splatstudio.gui.theme import legend_html
 from splatstudio.rendering.mode_pictures import color_table
@@ -150,6 +152,35 @@ def test_thumbnails_are_upright_whatever_the_file(tmp_path: Path, blob_scene: Sc
     turned = thumbnail(replace(view, image_path=tmp_path / "a.jpg", orientation=6), 60)
     assert turned.shape == (60, 30, 3), "orientation 6: to be turned clockwise"
     assert turned[5, 15, 0] > 200 and turned[55, 15, 0] < 50, "left has become top"
+
+
+def test_the_order_of_photos_stays_once_all_are_measured(
+    blob_scene: Scene, server: viser.ViserServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_tab, "SORT_SECONDS", 0.0)
+    photos = PhotoCache(blob_scene)
+    shown = view_tab.PhotoList(server.gui, blob_scene, photos, lambda _: None, lambda: None)
+    rising = np.arange(len(blob_scene.views), dtype=float)
+
+    def order(psnr: np.ndarray) -> list[int]:
+        shown.refresh(Errors(psnr))
+        first = shown.neighbor(None, 1)
+        places = [first]
+        while (following := shown.neighbor(places[-1], 1)) != first:
+            places.append(following)
+        return places
+
+    try:
+        some = np.where(rising > 2, rising, np.nan)
+        assert order(some)[:2] == [3, 4] and order(rising)[:2] == [0, 1], "the worst come as they are known"
+        assert not shown._again.visible
+        assert order(-rising)[:2] == [0, 1] and shown._again.visible, "nothing moves by itself"
+        as_user(shown._again, True)
+        assert order(-rising)[0] == len(rising) - 1 and not shown._again.visible
+        assert order(np.full(len(rising), np.nan))[0] == 0, "nothing is known of another training yet"
+        assert order(-rising)[0] == len(rising) - 1
+    finally:
+        photos.close()
 
 
 def test_names_of_photos_cannot_inject_html() -> None:

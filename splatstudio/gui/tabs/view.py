@@ -42,7 +42,7 @@ WORST, WORST_TEST, WORST_TRAINING, BY_NAME = ORDERS = (
     "Worst training photos",
     "By name",
 )
-SORT_SECONDS = 3.0  # between two sortings while the errors change
+SORT_SECONDS = 3.0  # between two sortings while photos are measured for the first time
 REST_SECONDS = 10.0  # without a sorting, after the user has done something
 
 MODES: dict[str, RenderMode] = {
@@ -71,8 +71,9 @@ PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 class PhotoList:
     """The list in one browser, PER_PAGE photos at a time, however many there are.
 
-    While a training goes on the errors change and the order with them, but not just after the user has done
-    something in the list: a picture must not go away from under the mouse.
+    The order comes to be as the photos are measured, but not just after the user has done something in the
+    list: a picture must not go away from under the mouse. Once all are measured it stays, whatever the errors
+    become, until the user sorts again.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class PhotoList:
         self._test = set(scene.test_indices)
         self._page = 0
         self._resort = True
+        self._settled = False  # all photos of the order were measured when it was made
         self._current: int | None = None
         self._sorted_by: Errors | None = None  # the errors that the order follows
         self._sort_due = 0.0
@@ -98,12 +100,16 @@ class PhotoList:
             ORDERS,
             hint="By PSNR: of test photos in the last evaluation, of the others when last trained on.",
         )
+        self._again = gui.add_button(
+            "Sort again", visible=False, hint="The errors have changed since: put the worst first again."
+        )
         # The list's pictures are labels of these buttons, which themselves are not to be seen: a click on a
         # label presses its button, without any script in the page.
         self._buttons = [gui.add_button(f"Photo {i + 1}") for i in range(PER_PAGE)]
         self._sheet = gui.add_html("")
         self._pager = gui.add_button_group("Page", ("« First", "‹ Back", "More ›"))
         self._sort.on_update(self._reorder)
+        self._again.on_click(self._reorder)
         self._pager.on_click(self._turn_page)
         for place, button in enumerate(self._buttons):
             self._connect(button, place, on_pick)
@@ -123,20 +129,21 @@ class PhotoList:
         if turn and current in self._order:
             self._page = self._order.index(current) // PER_PAGE
 
-    def sort_again(self) -> None:
-        """Sort by the errors as they are now, at the next `refresh`."""
-        self._resort = True
-
     def refresh(self, errors: Errors) -> None:
         """Draw the list; sort it again where that is due."""
         now = time.monotonic()
-        if self._resort or (errors is not self._sorted_by and now >= self._sort_due):
+        if not errors.known.any():
+            self._settled = False  # another training has begun
+        due = errors is not self._sorted_by and now >= self._sort_due and not self._settled
+        if self._resort or due:
             self._resort = False
             self._order = self._sorted(errors)
+            self._settled = bool(errors.known[self._order].all())
             self._sorted_by, self._sort_due = errors, now + SORT_SECONDS
             # Who looks at a photo keeps it in the list.
             if self._current in self._order and self._page > 0:
                 self._page = self._order.index(self._current) // PER_PAGE
+        self._again.visible = self._settled and self._order != self._sorted(errors)
         self._draw(errors)
 
     def _connect(self, button: viser.GuiButtonHandle, place: int, on_pick: Callable[[int], None]) -> None:
@@ -276,8 +283,6 @@ class ViewPanel(Panel):
             psnr.note(event.step, event.psnr)
         elif isinstance(event, Evaluated) and event.path is not None:
             psnr.note_evaluation(event.path, event.step)
-            for view in self._all():
-                view.sort_photos()
         elif isinstance(event, Started) and event.step == 0:
             psnr.clear()
 
@@ -411,11 +416,6 @@ class BrowserView:
         with self._while_open():
             if self._points is not None:
                 self._points.value = visible
-
-    def sort_photos(self) -> None:
-        """Sort the list of photos by what is known of their errors now."""
-        if self._list is not None:
-            self._list.sort_again()
 
     # ---- what is new
 

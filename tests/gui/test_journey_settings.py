@@ -146,13 +146,15 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps."
     screen.choose("Preset", "preview")
     description = re.escape(PRESETS["preview"].description)
-    described = re.compile(rf"{description} Limit here: [\d,]+ splats\. Changed: steps\.")
+    described = re.compile(
+        rf"{description} With these photos it makes at most [\d,]+ splats\. Changed: steps\."
+    )
     screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
     screen.enter("Steps", str(STEPS))
     screen.enter("Max splats", "70")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the steps that were typed")
     screen.choose("Preset", "mcmc")
-    told = f"{PRESETS['mcmc'].description} Limit here: 70 splats. Changed: steps."
+    told = f"{PRESETS['mcmc'].description} With these photos it makes at most 70 splats. Changed: steps."
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photos", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")

@@ -18,6 +18,7 @@ from splatstudio.gui.tabs.train import (
     SettingsForm,
     hint_of,
     live_settings,
+    most_splats,
     preset_html,
     settings_html,
 )
@@ -304,7 +305,10 @@ def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photos_as_chosen(bl
     for scene in (half, load_scene(blob_folder)):
         config = PRESETS["mcmc"].apply(TrainConfig(downscale=2))
         text = preset_html("mcmc", config, scene)
-        assert f"Limit here: {splats_chosen(config, half):,} splats." in text
+        assert f"at most {splats_chosen(config, half):,} splats." in text
         limited = changed(config, "densify.max_gaussians", 7)
-        assert "Limit here: 7 splats." in preset_html("mcmc", limited, scene)
+        assert "at most 7 splats." in preset_html("mcmc", limited, scene)
         assert "at most" not in preset_html("default", TrainConfig(downscale=2), scene)
+        own = f"{splats_chosen(config, half):,}, chosen by the photos; 2,000,000 are allowed"
+        assert most_splats(config, scene) == own and most_splats(limited, scene) == "7"
+        assert most_splats(TrainConfig(), scene) == "2,000,000"

@@ -373,7 +373,7 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     own = preset.changes(config)
     changes = f" Changed: {', '.join(own)}." if own else ""
     chosen = splats_chosen(config, scene.resized(config.downscale))
-    number = "" if chosen is None else f" Limit here: {chosen:,} splats."
+    number = "" if chosen is None else f" With these photos it makes at most {chosen:,} splats."
     return note_html(preset.description + number + changes, mark="preset")
 
 
@@ -396,7 +396,7 @@ def settings_html(controller: Controller) -> str:
         ("Downscale", str(config.downscale)),
         ("Spherical harmonics", f"degree {config.sh_degree}"),
         ("SSIM weight", f"{config.ssim_weight:g}"),
-        ("Max splats", f"{config.densify.max_gaussians:,}"),
+        ("Max splats", most_splats(config, scene)),
         ("Run folder", str(project.run_dir) if project.run_dir else "–"),
     ]
     if options_on(config):
@@ -404,6 +404,15 @@ def settings_html(controller: Controller) -> str:
     if project.devices.num_ranks > 1 or config.precision != "auto":
         rows.append(("Sent between ranks", PRECISIONS[config.precision]))
     return table_html(rows)
+
+
+def most_splats(config: TrainConfig, scene: Scene | None) -> str:
+    """Return how many splats a training makes at most, and why where that is fewer than are allowed."""
+    most = config.densify.max_gaussians
+    chosen = None if scene is None else splats_chosen(config, scene.resized(config.downscale))
+    if chosen is None or chosen >= most:
+        return f"{most:,}"
+    return f"{chosen:,}, chosen by the photos; {most:,} are allowed"
 
 
 def evaluated_when(config: TrainConfig, num_photos: int) -> str:

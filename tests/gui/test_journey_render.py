@@ -19,6 +19,8 @@ from studio_page import PAGE_TEST, Screen, likeness
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.viewpoint import read_viewpoint
+from splatstudio.gui.tabs.path_preview import PreviewSection
+from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
 
@@ -124,23 +126,35 @@ def make_and_play_keyframes(screen: Screen, browser: Any, file: Path) -> None:
     before = positions(screen)
     screen.button("Play").click()
     seen: list[np.ndarray] = []
+    percents: set[str] = set()
 
     def played() -> bool:
         seen.append(positions(screen)[first])
+        percents.add(place_on_the_path(screen.page))
         if len(seen) % 100 == 0:  # on a busy machine it may be over before it was seen
             screen.button("Play").click()
         far = max(np.linalg.norm(place - before[first]) for place in seen)
         return len({tuple(np.round(place, 3)) for place in seen}) >= 5 and bool(far > 0.2)
 
     screen.wait(played, "it is played")
+    assert len(percents) >= 3, "the slider follows"
+    (section,) = (part for part in screen.panel(RenderPanel)._parts if isinstance(part, PreviewSection))
+    assert section._place.value == 0.0, "and nobody else's: each browser has a preview of its own"
     (other,) = before.keys() - {first}
     assert np.array_equal(positions(screen)[other], before[other]), "the other browser was moved"
     screen.button("Stop").locator("visible=true").last.click()
     screen.wait(
         lambda: bool(np.allclose(positions(screen)[first], before[first])), "it stands where it stood"
     )
+    screen.wait(lambda: place_on_the_path(screen.page) == "0", "and so does the slider")
     second.close()
     screen.wait(lambda: len(positions(screen)) == 1, "the second browser is gone")
+
+
+def place_on_the_path(page: Any) -> str:
+    """Return the per cent of the path that the slider shows in a browser."""
+    row = "//label[normalize-space()='Position']/ancestor::*[.//*[@role='slider']][1]//*[@role='slider']"
+    return page.locator(row).first.get_attribute("aria-valuenow")
 
 
 def change_keyframes(screen: Screen) -> None:

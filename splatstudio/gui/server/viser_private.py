@@ -65,6 +65,12 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
     client.scene._websock_interface.queue_message(message)
 
 
+def show_value(client: viser.ClientHandle, handle: viser.GuiSliderHandle[Any], value: float) -> None:
+    """Show another value of a shared control in one browser only; the control keeps its own."""
+    message = _messages.GuiUpdateMessage(handle._impl.uuid, {"value": value})
+    client.gui._websock_interface.queue_message(message)
+
+
 def light_theme() -> dict[str, Any]:
     """Return the message by which a browser gives its own page of viser our look on light ground."""
     told: list[Any] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +26,10 @@ from splatstudio.files.inputs import read_input
 from splatstudio.formats import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
-from splatstudio.gui.server.viser_private import show_node
 from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
+from splatstudio.gui.tabs.path_preview import PathPreviews, PreviewSection
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
@@ -58,14 +56,9 @@ PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}
 
 EMPTY, ORBIT, SPIRAL, PHOTOS = "Empty", "Orbit", "Spiral", "Photos"
 GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Delete"
-PLAY, STOP = "Play", "Stop"
 NO_KEYFRAME = "none yet"
 CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
 KEYFRAME_SIZE = 1.5  # times a photo's camera
-
-STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
-# What is put back after a preview, in this order: who looks at a point turns to it.
-VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
 
 
 class OutputSection(Panel):
@@ -261,80 +254,6 @@ class RenderPanel(Panel):
         return Draft(name=self._store.unused("path"))
 
 
-class PathPreviews:
-    """Paths played in browsers: their own cameras move, nobody else's.
-
-    `hidden` are nodes that would stand before a camera on the path.
-    """
-
-    def __init__(self, server: viser.ViserServer, distance: float, hidden: tuple[str, ...]):
-        self._distance = distance  # of what the mouse turns around, world units
-        self._server = server
-        self._hidden = hidden
-        self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
-        self._lock = threading.Lock()
-        server.on_client_disconnect(self._left)
-
-    def play(self, client: viser.ClientHandle, path: CameraPath) -> None:
-        """Move this browser along the path, and at the end of an open one back."""
-        self.stop(client)
-        stopped = threading.Event()
-        player = threading.Thread(target=self._run, args=(client, path, stopped), name="preview", daemon=True)
-        with self._lock:
-            self._players[client.client_id] = (stopped, player)
-        player.start()
-
-    def stop(self, client: viser.ClientHandle) -> bool:
-        """Let this browser stand where it stood before; return whether it was moving."""
-        player = self._forget(client.client_id)
-        if player is not None:
-            player.join(2.0)
-        return player is not None
-
-    def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
-        """Move this browser to a second of the path, and leave it there."""
-        self.stop(client)
-        fly_to(client, path.camera_at(seconds), self._distance)
-
-    def close(self) -> None:
-        """End all previews."""
-        for client_id in tuple(self._players):
-            self._forget(client_id)
-
-    def _left(self, client: viser.ClientHandle) -> None:
-        self._forget(client.client_id)
-
-    def _forget(self, client_id: int) -> threading.Thread | None:
-        with self._lock:
-            stopped, player = self._players.pop(client_id, (None, None))
-        if stopped is not None:
-            stopped.set()
-        return player
-
-    def _run(self, client: viser.ClientHandle, path: CameraPath, stopped: threading.Event) -> None:
-        before = {name: getattr(client.camera, name) for name in VIEW}
-        for name in self._hidden:
-            show_node(client, name, False)
-        began = time.monotonic()
-        while not stopped.wait(STEP_SECONDS) and self._is_here(client):
-            seconds = time.monotonic() - began
-            if path.loop:
-                seconds %= path.duration
-            elif seconds > path.duration:
-                self._forget(client.client_id)
-                break
-            fly_to(client, path.camera_at(seconds), self._distance)
-        if self._is_here(client):
-            for name in self._hidden:
-                show_node(client, name, True)
-            with client.atomic():
-                for name, value in before.items():
-                    setattr(client.camera, name, value)
-
-    def _is_here(self, client: viser.ClientHandle) -> bool:
-        return client.client_id in self._server.get_clients()
-
-
 class PathChoice(Panel):
     """Which of the saved paths is open, and new ones, ready-made or empty."""
 
@@ -435,40 +354,6 @@ class KeyframeSection(Panel):
             editor.move(-1 if button == EARLIER else 1)
         elif here is not None:
             editor.change_keyframe(camera_to_world=here.camera_to_world, fov_y=here.fov_y)
-
-
-class PreviewSection(Panel):
-    """The path played in one browser, and a place on it."""
-
-    def __init__(self, page: Page, editor: PathEditor, previews: PathPreviews):
-        super().__init__(page)
-        self._editor, self._previews = editor, previews
-        play = self.gui.add_button_group(
-            "Preview", (PLAY, STOP), hint="Moves the camera of your browser only; Stop brings it back."
-        )
-        place = self.gui.add_slider(
-            "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
-        )
-        page.hotkeys.add("space", "Play or stop the preview", self._toggle, "In this browser only")
-        when_user(play, self._press)
-        when_user(place, self._scrub)
-        for handle in (play, place):
-            self.keep(handle, visible=lambda: len(editor.path.keyframes) > 1)
-
-    def _press(self, client: viser.ClientHandle, button: str) -> None:
-        if button == STOP:
-            self._previews.stop(client)
-        elif len(self._editor.path.keyframes) > 1:
-            self._previews.play(client, self._editor.path)
-
-    def _toggle(self, client: viser.ClientHandle) -> None:
-        if not self._previews.stop(client):
-            self._press(client, PLAY)
-
-    def _scrub(self, client: viser.ClientHandle, percent: float) -> None:
-        path = self._editor.path
-        if path.keyframes:
-            self._previews.show(client, path, path.duration * percent / 100.0)
 
 
 class MotionSection(Panel):

@@ -1,0 +1,140 @@
+"""The preview of a camera path: it is played in one browser, or a place on it is looked at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import viser
+
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.server.viser_private import show_node, show_value
+from splatstudio.gui.state.scene_overlay import PathEditor
+from splatstudio.gui.state.viewpoint import fly_to
+
+PLAY, STOP = "Play", "Stop"
+STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
+# What is put back after a preview, in this order: who looks at a point turns to it.
+VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
+
+Moved = Callable[[float | None], None]  # takes which share of a path has been played, None when it is over
+
+
+class PathPreviews:
+    """Paths played in browsers: their own cameras move, nobody else's.
+
+    `hidden` are nodes that would stand before a camera on the path.
+    """
+
+    def __init__(self, server: viser.ViserServer, distance: float, hidden: tuple[str, ...]):
+        self._distance = distance  # of what the mouse turns around, world units
+        self._server = server
+        self._hidden = hidden
+        self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        server.on_client_disconnect(self._left)
+
+    def play(self, client: viser.ClientHandle, path: CameraPath, moved: Moved) -> None:
+        """Move this browser along the path, and at the end of an open one back; `moved` is told how far."""
+        self.stop(client)
+        stopped = threading.Event()
+        arguments = (client, path, moved, stopped)
+        player = threading.Thread(target=self._run, args=arguments, name="preview", daemon=True)
+        with self._lock:
+            self._players[client.client_id] = (stopped, player)
+        player.start()
+
+    def stop(self, client: viser.ClientHandle) -> bool:
+        """Let this browser stand where it stood before; return whether it was moving."""
+        player = self._forget(client.client_id)
+        if player is not None:
+            player.join(2.0)
+        return player is not None
+
+    def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
+        """Move this browser to a second of the path, and leave it there."""
+        self.stop(client)
+        fly_to(client, path.camera_at(seconds), self._distance)
+
+    def close(self) -> None:
+        """End all previews."""
+        for client_id in tuple(self._players):
+            self._forget(client_id)
+
+    def _left(self, client: viser.ClientHandle) -> None:
+        self._forget(client.client_id)
+
+    def _forget(self, client_id: int) -> threading.Thread | None:
+        with self._lock:
+            stopped, player = self._players.pop(client_id, (None, None))
+        if stopped is not None:
+            stopped.set()
+        return player
+
+    def _run(
+        self, client: viser.ClientHandle, path: CameraPath, moved: Moved, stopped: threading.Event
+    ) -> None:
+        before = {name: getattr(client.camera, name) for name in VIEW}
+        for name in self._hidden:
+            show_node(client, name, False)
+        began = time.monotonic()
+        while not stopped.wait(STEP_SECONDS) and self._is_here(client):
+            seconds = time.monotonic() - began
+            if path.loop:
+                seconds %= path.duration
+            elif seconds > path.duration:
+                self._forget(client.client_id)
+                break
+            fly_to(client, path.camera_at(seconds), self._distance)
+            moved(seconds / path.duration)
+        if self._is_here(client):
+            for name in self._hidden:
+                show_node(client, name, True)
+            with client.atomic():
+                for name, value in before.items():
+                    setattr(client.camera, name, value)
+            moved(None)
+
+    def _is_here(self, client: viser.ClientHandle) -> bool:
+        return client.client_id in self._server.get_clients()
+
+
+class PreviewSection(Panel):
+    """The path played in one browser, and a place on it."""
+
+    def __init__(self, page: Page, editor: PathEditor, previews: PathPreviews):
+        super().__init__(page)
+        self._editor, self._previews = editor, previews
+        play = self.gui.add_button_group(
+            "Preview", (PLAY, STOP), hint="Moves the camera of your browser only; Stop brings it back."
+        )
+        self._place = place = self.gui.add_slider(
+            "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
+        )
+        page.hotkeys.add("space", "Play or stop the preview", self._toggle, "In this browser only")
+        when_user(play, self._press)
+        when_user(place, self._scrub)
+        for handle in (play, place):
+            self.keep(handle, visible=lambda: len(editor.path.keyframes) > 1)
+
+    def _press(self, client: viser.ClientHandle, button: str) -> None:
+        if button == STOP:
+            self._previews.stop(client)
+        elif len(self._editor.path.keyframes) > 1:
+            self._previews.play(client, self._editor.path, partial(self._follow, client))
+
+    def _toggle(self, client: viser.ClientHandle) -> None:
+        if not self._previews.stop(client):
+            self._press(client, PLAY)
+
+    def _scrub(self, client: viser.ClientHandle, percent: float) -> None:
+        path = self._editor.path
+        if path.keyframes:
+            self._previews.show(client, path, path.duration * percent / 100.0)
+
+    def _follow(self, client: viser.ClientHandle, share: float | None) -> None:
+        # Of this browser alone, as its camera is: afterward the slider is again where all browsers have it.
+        show_value(client, self._place, self._place.value if share is None else round(100.0 * share, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -20,6 +21,7 @@ from splatstudio.settings.config import TrainConfig
 
 ROWS_AT_ONCE = 256
 
+MAX_KEPT = 512  # cameras, of which it is kept where they show the points: about 10 MB
 MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
 
 
@@ -86,6 +88,7 @@ class DepthGuide:
         """`points` [M, 3], in the scene's frame, by the view's index; `extent` the scene's radius."""
         self._points = points
         self._extent = extent
+        self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor] | None] = OrderedDict()
 
     @classmethod
     def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide:
@@ -119,18 +122,10 @@ class DepthGuide:
         `RenderOutput`. It is 0 where there is no such point, and None where the camera shows none at all.
         A GPU is not waited for.
         """
-        points = self._points.get(index)
-        if points is None:
+        seen = self._points_in(index, camera, alpha)
+        if seen is None:
             return None
-        seen = points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-        seen = seen[seen[:, 2] > 0]
-        pixels = seen @ camera.K.T
-        columns, rows = np.floor(pixels[:, :2] / pixels[:, 2:]).T
-        inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
-        if not inside.any():
-            return None
-        place = to_device(torch.as_tensor(rows[inside] * camera.width + columns[inside]).long(), alpha.device)
-        true = to_device(torch.as_tensor(seen[inside, 2]).to(alpha.dtype), alpha.device)
+        place, true = seen
         # By `index_select`, whose gradients are summed in the order of the points. Those of an index come
         # from several threads where there are tens of thousands, in another order each time.
         covered = alpha.reshape(-1).index_select(0, place)
@@ -140,6 +135,38 @@ class DepthGuide:
         drawn = depth_sum.reshape(-1).index_select(0, place) / covered.clamp_min(1e-6)
         wrong = (1.0 / drawn.clamp_min(1e-6) - 1.0 / true).abs() * self._extent
         return (wrong * counts).sum() / counts.sum().clamp_min(1.0)
+
+    def _points_in(self, index: int, camera: Camera, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return at which pixels of a camera the points of a view lie, and how deep; None: at none.
+
+        They are on the device of `like`. Cameras that stay where they are come again and again: what was worked
+        out for the last ones is kept.
+        """
+        points = self._points.get(index)
+        if points is None:
+            return None
+        key = (index, camera.width, camera.height, camera.K.tobytes(), camera.viewmat.tobytes(), like.device)
+        if key not in self._kept:
+            self._kept[key] = _seen_by(camera, points, like)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def _seen_by(camera: Camera, points: np.ndarray, like: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the places, row times width plus column, and the depths of `points` [M, 3] in a camera."""
+    seen = points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+    seen = seen[seen[:, 2] > 0]
+    pixels = seen @ camera.K.T
+    columns, rows = np.floor(pixels[:, :2] / pixels[:, 2:]).T
+    inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
+    if not inside.any():
+        return None
+    place = torch.as_tensor(rows[inside] * camera.width + columns[inside]).long()
+    return to_device(place, like.device), to_device(
+        torch.as_tensor(seen[inside, 2]).to(like.dtype), like.device
+    )
 
 
 def notes_on_guide(scene: Scene, config: DepthConfig, given: Collection[str]) -> tuple[str, ...]:

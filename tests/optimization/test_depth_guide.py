@@ -15,6 +15,7 @@ from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.optimization import losses
 from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.optimization.losses import DepthGuide, depth_weight, notes_on_guide
 from splatstudio.rendering.render import render
@@ -73,6 +74,23 @@ def test_a_scene_that_does_not_tell_is_trained_without_and_who_asked_is_told(
 def flat(camera: Camera, depth: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
     covered = torch.full((camera.height, camera.width), alpha)
     return covered, covered * depth
+
+
+def test_a_camera_that_moves_sees_the_points_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "MAX_KEPT", 2)
+    camera = ring_of_cameras()[0]
+    point = camera.position + 2.0 * camera.viewmat[2, :3]
+    guide = DepthGuide({3: point[None]}, extent=1.0)
+    nearer = camera.viewmat.copy()
+    nearer[2, 3] -= 1.0  # a step toward the point
+    for _ in range(2):
+        for moved, depth in (
+            (camera, 2.0),
+            (replace(camera, viewmat=nearer), 1.0),
+            (camera.resized(8, 6), 2.0),
+        ):
+            error = guide.error(3, moved, *flat(moved, 4.0, 1.0))
+            assert error is not None and float(error) == pytest.approx(1 / depth - 1 / 4, rel=1e-5)
 
 
 def test_the_error_is_that_of_the_inverse_depth_where_something_is_drawn() -> None:

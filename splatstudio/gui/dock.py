@@ -17,6 +17,7 @@ import viser
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
 from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.server.viser_private import element_id
@@ -110,7 +111,7 @@ def download(client: viser.ClientHandle, path: Path) -> None:
             raise OSError(0, "it has become too large to be sent")
         content = _zipped(path) if path.is_dir() else read_input(path)
     except OSError as error:
-        client.add_notification("Not sent", f"{path}: {error.strerror}", color="red")
+        client.add_notification("Not sent", f"{path_words(path)}: {error.strerror}", color="red")
         return
     name = f"{path.name}.zip" if path.is_dir() else path.name
     client.send_file_download(name, content, save_immediately=True)
@@ -267,7 +268,9 @@ class PreviewBar(Panel):
         status = self.controller.status
         behind = BEHIND.get(status.state, "The training waits behind it")
         takes = "; videos and exports take the training's model." if status.has_model else "."
-        return note_html(f"In the view: {self.controller.preview.path}. {behind}{takes}")
+        path = self.controller.preview.path
+        shown = "" if path is None else path_words(path)
+        return note_html(f"In the view: {shown}. {behind}{takes}")
 
 
 class BesideBar(Panel):
@@ -288,9 +291,10 @@ class BesideBar(Panel):
         beside = self.controller.beside
         if beside.path is None:
             return ""
+        path = path_words(beside.path)
         if beside.worker is None:
-            return note_html(f"{beside.path} is being read.", mark="beside")
-        return note_html(f"Left: {beside.path}. Right: the model that this page shows.", mark="beside")
+            return note_html(f"{path} is being read.", mark="beside")
+        return note_html(f"Left: {path}. Right: the model that this page shows.", mark="beside")
 
 
 class PartBar(Panel):
@@ -535,7 +539,7 @@ def header_html(
         f'<div class="value" data-splatstudio="{label.lower().replace(" ", "-")}">{value}</div></div>'
         for label, value in _figures(status, alone=other is not None)
     )
-    below = "" if other is None else note_html(f"Viewing {other} (another run).", mark="other")
+    below = "" if other is None else note_html(f"Viewing {path_words(other)} (another run).", mark="other")
     if newer is not None:
         below += note_html(
             f"Viewing step {status.step:,}; the newest of this run is {newer:,}.", mark="older"

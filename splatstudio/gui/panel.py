@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import viser
 
+from splatstudio.files.path_words import path_words
 from splatstudio.formats import free_path
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
@@ -224,7 +225,8 @@ class Page:
         """Return where a new file goes: what is there already stays as it is, which is told."""
         path = free_path(wanted)
         if path != wanted:
-            self.notify(Notice(f"Writing {path.name}", f"Kept existing {wanted}; saved as {path.name}."))
+            kept = f"Kept existing {path_words(wanted)}; saved as {path.name}."
+            self.notify(Notice(f"Writing {path.name}", kept))
         return path
 
     def refuse(self, title: str, why: ValueError | OSError | str) -> None:

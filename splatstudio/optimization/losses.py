@@ -139,8 +139,8 @@ class DepthGuide:
     def _points_in(self, index: int, camera: Camera, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return at which pixels of a camera the points of a view lie, and how deep; None: at none.
 
-        They are on the device of `like`. Cameras that stay where they are come again and again: what was worked
-        out for the last ones is kept.
+        They are on the device of `like`. Cameras that stay where they are come again and again: what was
+        worked out for the last ones is kept.
         """
         points = self._points.get(index)
         if points is None:

@@ -49,8 +49,8 @@ _BRISK: Mapping[str, Any] = {
     "sh_photos": 2.5,
 }
 # Where a scene tells which photo shows which point. Two sets of held-out photos each, 2000 steps: with `mcmc`
-# +0.8 dB on the statue (full orbit, far background), +0.2 on the banana, nothing on drone and fox; with `fast`
-# +0.3, +0.3, +0.1, 0.
+# +0.8 dB on the statue (full orbit, far background), +0.2 on the banana, nothing on drone and fox; with
+# `fast` +0.3, +0.3, +0.1, 0.
 _POINTS: Mapping[str, Any] = {"depth.weight": 0.1}
 # Full size, and halves, as soon as nothing is added any more. Small photos for longer (0.6) cost 0.3 dB
 # and save hardly any time, as a step with few pixels still has all Gaussians.

@@ -27,6 +27,7 @@ from splatstudio.gui.tabs.train import CAPTURE_OPTIONS, CaptureOption, Setup, op
 from splatstudio.gui.tabs.view import BrowserView
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, value_of
+from splatstudio.settings.presets import PRESETS
 
 REFUSED = "not like this|must be|agree|background"  # by the fixture, or by the settings
 
@@ -208,12 +209,12 @@ def test_depths_guide_only_where_the_scene_tells_them(page: Page, blob_scene: Sc
     labels = {field.handle.label for field in fields_of(setup)}
     assert blob_scene.format == "COLMAP" and {option.label for option in CAPTURE_OPTIONS} < labels
     elsewhere = Setup(page, replace(blob_scene, format="nerfstudio"))
-    assert labels - {field.handle.label for field in fields_of(elsewhere)} == {"Few photos"}
+    assert labels - {field.handle.label for field in fields_of(elsewhere)} == {"Depth of the points"}
 
 
 @pytest.mark.parametrize("option", CAPTURE_OPTIONS, ids=lambda option: option.path)
 def test_each_option_of_a_capture_is_a_setting_that_is_off_at_first(option: CaptureOption) -> None:
-    assert options_on(TrainConfig()) == []
+    assert options_on(TrainConfig()) == [] and options_on(PRESETS["fast"].apply(TrainConfig())) == []
     on = changed(TrainConfig(), option.path, option.value)
     assert options_on(on) == [option.label] and value_of(on, option.path) == option.value
     assert changed(on, option.path, option.off) == TrainConfig()

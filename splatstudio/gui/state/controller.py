@@ -13,6 +13,7 @@ from typing import Any
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import for_terminal
+from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.project import Project, with_plan, with_preset, with_settings
@@ -79,7 +80,7 @@ class PreviewModel:
             log.exception("no worker for a model beside the training")
             with self._lock:
                 self._client, self._loaded = before
-            sentence = f"{job.model_path} cannot be shown: {error}. The training is not touched."
+            sentence = f"{path_words(job.model_path)} cannot be shown: {error}. The training is not touched."
             raise ValueError(sentence) from error
         _close_later(before[0])
 
@@ -339,7 +340,7 @@ class Controller(FrameSource):
         Raises ValueError when there is nothing that could be trained.
         """
         if not self.project.can_train:
-            raise ValueError(f"{self.project.path} is a finished model, which cannot be trained")
+            raise ValueError(f"{path_words(self.project.path)} is a finished model, which cannot be trained")
         with self._lock:
             self._start(waiting=isinstance(self._worker.job, messages.TrainJob))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from splatstudio.files.path_words import path_words
 from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_advice, plateau_words, stopped_sentence
 
@@ -223,9 +224,11 @@ def notice_of(event: messages.Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     match event:
         case messages.Saved(step=step, path=path, autosave=True):
-            return Notice(f"Saved step {step:,} for safety", f"{path}; the next save takes its place.")
+            return Notice(
+                f"Saved step {step:,} for safety", f"{path_words(path)}; the next save takes its place."
+            )
         case messages.Saved(step=step, path=path):
-            return Notice(f"Saved step {step:,}", str(path))
+            return Notice(f"Saved step {step:,}", path_words(path))
         case messages.Finished(step=step, completed=True):
             return Notice("Training finished", f"All {step:,} steps are done.")
         case messages.Finished(step=step):

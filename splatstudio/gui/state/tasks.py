@@ -16,6 +16,7 @@ import viser
 from msgspec import structs
 
 from splatstudio.error_text import first_line
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
@@ -193,7 +194,7 @@ class TaskBoard:
             self._change(event.job, done=event.done, total=event.total, eta_seconds=event.eta_seconds)
         elif isinstance(event, messages.JobDone):
             verb, path = _VERBS[cast(type[messages.JobCommand], status.kind)][1], event.path
-            text = f"{path}. {event.note}" if event.note else str(path)
+            text = f"{path_words(path)}. {event.note}" if event.note else path_words(path)
             notice = Notice(f"{verb} {path.name} ({size(event.num_bytes)})", text, bad=bool(event.note))
             self._finish(event.job, event, notice, path, event.num_bytes)
         else:
@@ -261,7 +262,7 @@ def _is_running(status: TaskStatus, kind: object) -> bool:
 
 def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:
     """Return what to tell of the end of a task on files."""
-    stays = "" if end.output is None else f"{end.output} is complete and stays."
+    stays = "" if end.output is None else f"{path_words(end.output)} is complete and stays."
     if end.cancelled:
         return Notice(f"{task.title}: cancelled", stays or "Nothing of it was kept.")
     if end.error is not None:
@@ -269,12 +270,14 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:
     if end.scored is not None:
         title = task.title.replace("Evaluating", "Evaluated")
         psnr = end.scored.evaluation.psnr
-        return Notice(f"{title}: PSNR {psnr:.2f} dB", str(end.scored.file or ""))
+        return Notice(
+            f"{title}: PSNR {psnr:.2f} dB", "" if end.scored.file is None else path_words(end.scored.file)
+        )
     assert end.output is not None
     held = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
     if end.mesh is not None:
         held = f" ({end.mesh.report.triangles:,} triangles)"
-    return Notice(f"Written {end.output.name}{held}", str(end.output))
+    return Notice(f"Written {end.output.name}{held}", path_words(end.output))
 
 
 @dataclass(frozen=True)

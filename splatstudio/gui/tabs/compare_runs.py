@@ -11,6 +11,7 @@ import numpy as np
 
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
 from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.files.path_words import path_words
 from splatstudio.files.run import newest_scores, read_metrics, scene_of, score_files
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.history import History, history_of, scores_in
@@ -143,7 +144,8 @@ class RunComparison(Panel):
         Raises ValueError where it has none.
         """
         if is_same(run_dir, self.controller.project.run_dir):
-            raise ValueError(f"{run_dir} is the run of this page: choose another one to compare it with.")
+            told = path_words(run_dir)
+            raise ValueError(f"{told} is the run of this page: choose another one to compare it with.")
         self._named = (run_dir,)
         self.look()
         self._other.value = next(name for name, path in self._runs.items() if is_same(path, run_dir))
@@ -192,7 +194,9 @@ class RunComparison(Panel):
             return
         entry = row_of(folder).newest
         if entry is None:
-            raise ValueError(f"{folder} has no whole model to show: save one there, or choose another run.")
+            told = path_words(folder)
+            raise ValueError(f"{told} has no whole model to show: save one there, or choose another run.")
         if entry.is_gsplat and entry.num_ranks > 1:
-            raise ValueError(f"{entry.path} is one rank's part: merge the parts above, and open the result.")
+            told = path_words(entry.path)
+            raise ValueError(f"{told} is one rank's part: merge the parts above, and open the result.")
         self.controller.compare_with(entry.path)

@@ -18,6 +18,7 @@ from splatstudio.checkpoints.catalog import (
     entries_of,
     folders_with_models,
 )
+from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.formats import format_to_write
 from splatstudio.gui.amounts import size
@@ -73,7 +74,7 @@ def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
         ("State", f"{entry.state}: {entry.reason}" if entry.reason else entry.state),
         ("Splats", "" if entry.num_gaussians is None else f"{entry.num_gaussians:,}"),
         ("Files", "\n".join(files) or "none"),
-        ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),
+        ("Folder", path_words(entry.path if not entry.is_gsplat else entry.owner)),
     ]
     return table_html([row for row in rows if row[1]], mark="entry")
 
@@ -437,9 +438,10 @@ class EvaluatePanel(Panel):
             raise ValueError("Another model was chosen: nothing is deleted. Ask again.")
         entry, mark = asked
         if content_mark(entry) != mark:
-            raise ValueError(f"{entry.path} has changed since you were asked: look at it, and ask again.")
+            told = path_words(entry.path)
+            raise ValueError(f"{told} has changed since you were asked: look at it, and ask again.")
         delete_entry(entry)
-        self.page.notify(Notice(f"Deleted step {entry.step:,}", str(entry.path)))
+        self.page.notify(Notice(f"Deleted step {entry.step:,}", path_words(entry.path)))
 
 
 def _files(entry: CatalogEntry) -> tuple[Path, ...]:

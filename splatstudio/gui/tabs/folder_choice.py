@@ -10,6 +10,7 @@ from typing import Any
 
 import viser
 
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.panel import Panel, when_user
 from splatstudio.gui.server.folder_listing import MOST_SHOWN, Bounds, FolderListing, list_folder
 from splatstudio.gui.theme import ACCENT, note_html
@@ -62,7 +63,7 @@ class FolderDialog:
             try:
                 self._list(list_folder(place, self._bounds, first))
             except OSError as error:
-                why = f"{place} cannot be read ({error.strerror}): choose another folder."
+                why = f"{path_words(place)} cannot be read ({error.strerror}): choose another folder."
                 self._add(self._gui.add_html(note_html(why, "warning")))
             self._button("Choose this folder", partial(self._choose, place), ACCENT)
             self._button("Cancel", self._modal.close)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import viser
 
+from splatstudio.files.path_words import path_words
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel, when_user
@@ -168,8 +169,9 @@ class MeshSection(Panel):
         mesh = MeshTask(model, self.page.free(typed), options, trim=self._trim())
         for file in mesh.files[2:]:  # of a texture: they follow the name of the mesh
             if file.exists():
+                part = TEXTURE_PARTS[file.suffix]
                 raise ValueError(
-                    f"{file} is there already and would be the mesh's {TEXTURE_PARTS[file.suffix]}: choose"
+                    f"{path_words(file)} is there already and would be the mesh's {part}: choose"
                     " another name for the mesh"
                 )
         self._forget()

@@ -13,6 +13,7 @@ import viser
 from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
 from splatstudio.evaluation.lpips import short_notes
 from splatstudio.files.inputs import read_input
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.theme import note_html, table_html
 
@@ -80,7 +81,7 @@ class ScoresSection(Panel):
         if self._against is None:
             return "These scores do not say of which scene they are: evaluate again to go to its photos."
         if self._against.scene != self._scene.path.resolve():
-            return f"These scores are of another scene, {self._against.scene}."
+            return f"These scores are of another scene, {path_words(self._against.scene)}."
         if self._owner is None or self._in_view is None or self._owner.resolve() != self._in_view.resolve():
             return "Another model is in the view: open this one to go to its photos."
         return ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import viser
 
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Field, Page, Panel
 from splatstudio.gui.state.controller import Controller
@@ -247,10 +248,10 @@ CAPTURE_OPTIONS = (
         " them so, where the format can.",
     ),
     CaptureOption(
-        "Few photos",
+        "Depth of the points",
         "depth.weight",
         0.1,
-        "Lets the depths of the sparse points guide the training.",
+        "Lets the depths of the sparse points guide the training, as most presets do.",
         lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
@@ -263,8 +264,10 @@ CAPTURE_OPTIONS = (
 
 
 def options_on(config: TrainConfig) -> list[str]:
-    """Return the labels of the options that are on."""
-    return [option.label for option in CAPTURE_OPTIONS if option.is_on(config)]
+    """Return the labels of the options that are on, but for those that belong to the preset."""
+    own = nearest_preset(config).settings
+    on = [option for option in CAPTURE_OPTIONS if option.is_on(config)]
+    return [option.label for option in on if own.get(option.path) != value_of(config, option.path)]
 
 
 class TrainPanel(Panel):
@@ -397,7 +400,7 @@ def settings_html(controller: Controller) -> str:
         ("Spherical harmonics", f"degree {config.sh_degree}"),
         ("SSIM weight", f"{config.ssim_weight:g}"),
         ("Max splats", most_splats(config, scene)),
-        ("Run folder", str(project.run_dir) if project.run_dir else "–"),
+        ("Run folder", path_words(project.run_dir) if project.run_dir else "–"),
     ]
     if options_on(config):
         rows.append(("Capture issues", ", ".join(options_on(config))))

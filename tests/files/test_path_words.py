@@ -12,7 +12,7 @@ from splatstudio.files.path_words import path_words
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where the command was started, in the user's home."""
-    folder = tmp_path / "home" / "work"
+    folder = tmp_path / "home" / "projects"
     folder.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.chdir(folder)
@@ -20,11 +20,11 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_path_is_told_in_one_way_however_it_was_given(started: Path, tmp_path: Path) -> None:
-    for given in ("runs/fox", "./runs/fox", "../work/runs/fox", started / "runs" / "fox"):
+    for given in ("runs/fox", "./runs/fox", "../projects/runs/fox", started / "runs" / "fox"):
         assert path_words(given) == "runs/fox"
     for given in ("../scenes/fox", started.parent / "scenes" / "fox"):
         assert path_words(given) == "~/scenes/fox"
-    assert path_words(started) == path_words(".") == "~/work" and path_words("..") == "~"
+    assert path_words(started) == path_words(".") == "~/projects" and path_words("..") == "~"
     assert path_words(tmp_path / "home2") == str(tmp_path / "home2"), "another folder of a like name"
 
 

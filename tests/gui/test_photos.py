@@ -154,7 +154,7 @@ def test_thumbnails_are_upright_whatever_the_file(tmp_path: Path, blob_scene: Sc
     assert turned[5, 15, 0] > 200 and turned[55, 15, 0] < 50, "left has become top"
 
 
-def test_the_order_of_photos_stays_once_all_are_measured(
+def test_the_order_of_photos_stays_once_they_are_measured(
     blob_scene: Scene, server: viser.ViserServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_tab, "SORT_SECONDS", 0.0)
@@ -172,11 +172,13 @@ def test_the_order_of_photos_stays_once_all_are_measured(
 
     try:
         some = np.where(rising > 2, rising, np.nan)
-        assert order(some)[:2] == [3, 4] and order(rising)[:2] == [0, 1], "the worst come as they are known"
-        assert not shown._again.visible
-        assert order(-rising)[:2] == [0, 1] and shown._again.visible, "nothing moves by itself"
+        assert order(some)[:2] == [3, 4] and shown._again.disabled
+        assert order(np.where(rising > 2, -rising, np.nan))[:2] == [3, 4], "nothing moves by itself"
+        assert not shown._again.disabled
+        assert order(rising)[:2] == [0, 1] and shown._again.disabled, "the worst come as they are known"
+        assert order(-rising)[:2] == [0, 1] and not shown._again.disabled
         as_user(shown._again, True)
-        assert order(-rising)[0] == len(rising) - 1 and not shown._again.visible
+        assert order(-rising)[0] == len(rising) - 1 and shown._again.disabled
         assert order(np.full(len(rising), np.nan))[0] == 0, "nothing is known of another training yet"
         assert order(-rising)[0] == len(rising) - 1
     finally:

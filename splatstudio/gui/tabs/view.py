@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import viser
 
 from splatstudio.gui.panel import HandleType, Page, Panel
@@ -71,9 +72,8 @@ PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 class PhotoList:
     """The list in one browser, PER_PAGE photos at a time, however many there are.
 
-    The order comes to be as the photos are measured, but not just after the user has done something in the
-    list: a picture must not go away from under the mouse. Once all are measured it stays, whatever the errors
-    become, until the user sorts again.
+    The order comes to be as photos are measured for the first time, but not just after the user has done
+    something in the list: a picture must not go away from under the mouse. Then only the user sorts again.
     """
 
     def __init__(
@@ -89,9 +89,8 @@ class PhotoList:
         self._test = set(scene.test_indices)
         self._page = 0
         self._resort = True
-        self._settled = False  # all photos of the order were measured when it was made
+        self._placed = np.zeros(len(scene.views), bool)  # the photos that were measured when they were sorted
         self._current: int | None = None
-        self._sorted_by: Errors | None = None  # the errors that the order follows
         self._sort_due = 0.0
         self._order: list[int] = list(range(len(scene.views)))
         self._shown: list[int] = []
@@ -100,9 +99,8 @@ class PhotoList:
             ORDERS,
             hint="By PSNR: of test photos in the last evaluation, of the others when last trained on.",
         )
-        self._again = gui.add_button(
-            "Sort again", visible=False, hint="The errors have changed since: put the worst first again."
-        )
+        # Always there: the pictures below must not move when it is wanted.
+        self._again = gui.add_button("Sort again", color="gray", disabled=True, hint="By the errors of now.")
         # The list's pictures are labels of these buttons, which themselves are not to be seen: a click on a
         # label presses its button, without any script in the page.
         self._buttons = [gui.add_button(f"Photo {i + 1}") for i in range(PER_PAGE)]
@@ -132,19 +130,22 @@ class PhotoList:
     def refresh(self, errors: Errors) -> None:
         """Draw the list; sort it again where that is due."""
         now = time.monotonic()
-        if not errors.known.any():
-            self._settled = False  # another training has begun
-        due = errors is not self._sorted_by and now >= self._sort_due and not self._settled
-        if self._resort or due:
+        if self._placed.any() and not errors.known.any():  # another training has begun
+            self._placed[:], self._resort = False, True
+        if self._resort or (self._waits(errors) and now >= self._sort_due):
             self._resort = False
             self._order = self._sorted(errors)
-            self._settled = bool(errors.known[self._order].all())
-            self._sorted_by, self._sort_due = errors, now + SORT_SECONDS
+            self._placed |= errors.known
+            self._sort_due = now + SORT_SECONDS
             # Who looks at a photo keeps it in the list.
             if self._current in self._order and self._page > 0:
                 self._page = self._order.index(self._current) // PER_PAGE
-        self._again.visible = self._settled and self._order != self._sorted(errors)
+        self._again.disabled = self._waits(errors) or self._order == self._sorted(errors)
         self._draw(errors)
+
+    def _waits(self, errors: Errors) -> bool:
+        # Whether a photo of the list was measured for the first time since it was sorted.
+        return bool((errors.known & ~self._placed)[self._order].any())
 
     def _connect(self, button: viser.GuiButtonHandle, place: int, on_pick: Callable[[int], None]) -> None:
         @button.on_click

@@ -13,6 +13,7 @@ from blob_models import blobs
 from studio_page import CANVAS, PAGE_TEST, Screen, press_on_the_scene, row
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.files.path_words import path_words
 from splatstudio.formats.ply import read_ply
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import render_image
@@ -81,7 +82,7 @@ def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
         notices = (item.notice for item in screen.studio._news.items)
         return [notice.text for notice in notices if notice.title.startswith("Evaluated")]
 
-    screen.wait(lambda: told_of() == [str(scores)], "it is told once")
+    screen.wait(lambda: told_of() == [path_words(scores)], "it is told once")
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
@@ -191,6 +192,7 @@ def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
     screen.button("Browse for runs").click()
     screen.button("Up one folder").click()
     screen.button("results").click()
+    screen.wait(lambda: screen.text("folder").endswith("results"), "the button below is that of this folder")
     screen.button("Choose this folder").click()
     row(screen, "Step 29,999 · 2 ranks").wait_for()
     assert "part" in row(screen, "Step 29,999 · ").inner_text()

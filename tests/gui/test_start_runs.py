@@ -178,13 +178,15 @@ def test_a_run_is_compared_with_another_that_has_a_model(page: StartPage, folder
     (far / "ckpts" / "step_00000300").mkdir(parents=True)
     visitor = Visitor(page)
     ways = [html.unescape(way) for way in re.findall(r'href="(/compare[^"]*)"', visitor.get()[1])]
-    assert len(ways) == 2, "each run has the way to it"
-    status, text = visitor.get(next(way for way in ways if way.endswith("two")))
+    assert len(ways) == 1 and ways[0].endswith("two"), "the other run has none beside it with a model"
+    status, text = visitor.get(ways[0])
     beside = re.findall(r'name="beside" value="([^"]+)"', text)
     assert status == 200 and beside == ["runs/one"], "two has no model, and far is in another folder"
     assert "step 12,000" in text and "<img" in text
     only = visitor.ask("/compare", folder=str(folder / "runs" / "one"))[1]
     assert "No other run with a saved model" in only
+    listed = visitor.ask("/browse", folder=str(folder / "runs"))[1]
+    assert "Compare two" in listed and "Compare one" not in listed
     assert visitor.ask("/compare", folder=str(folder / "photos"))[0] == 404
     assert visitor.choose(open="runs/two", beside="runs/one") == 303
     assert page.next_request() == OpenRequest("runs/two", train=False, beside="runs/one")

@@ -19,7 +19,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from urllib.parse import parse_qsl
@@ -267,10 +269,12 @@ class StartPage(PassedOn):
                 if self._progress:
                     sentence += f"<p>{html.escape(self._progress)}</p>"
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
+            content, told = self._content, self._told
             if path == "/":
-                told = self._told
                 self._told = Told() if told.good else told  # what was done is told once
-                return html_response(HTTPStatus.OK, front_page(self._content, self._key, told))
+        if path == "/":
+            page = front_page(content, self._key, told, partial(_has_others, content=content))
+            return html_response(HTTPStatus.OK, page)
         if path == RUN:
             return (
                 self._change_run(fields)
@@ -377,7 +381,15 @@ class StartPage(PassedOn):
         except OSError as error:
             sentence = f"{html.escape(str(folder))} cannot be read: {error.strerror}." + _BACK
             raise Refusal(HTTPStatus.FORBIDDEN, "path", sentence) from error
-        return folder_page(listing, bounds, self._key)
+        return folder_page(listing, bounds, self._key, partial(_has_others, content=self._content))
+
+
+def _has_others(run_dir: Path, content: StartContent) -> bool:
+    """Return whether there is another run with a saved model: `_runs_beside` would list it."""
+    listed = (entry.path for _, entries in content.lists for entry in entries if entry.is_run)
+    siblings = (file.parent for file in run_dir.parent.glob("*/run.json"))
+    own = run_dir.resolve()
+    return any(newest_step(path) is not None and path.resolve() != own for path in chain(listed, siblings))
 
 
 def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:

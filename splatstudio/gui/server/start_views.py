@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -115,10 +115,10 @@ def in_folder(name: str, path: str, key: str) -> Path | None:
     return place if hmac.compare_digest(_thumbnail(place, key), name) else None
 
 
-def front_page(content: StartContent, key: str, told: Told) -> str:
-    """Return the start page; `key` goes into its forms."""
+def front_page(content: StartContent, key: str, told: Told, comparable: Callable[[Path], bool]) -> str:
+    """Return the start page; `key` goes into its forms, `comparable` says of which runs there are others."""
     offered = [("The scenes there", told.instead), *content.lists]
-    lists = "".join(_list(title, entries, key) for title, entries in offered if entries)
+    lists = "".join(_list(title, entries, key, comparable) for title, entries in offered if entries)
     front = page_of(
         "start_front.html",
         told=_sentence(told) + _install_button(told.installs_for, key),
@@ -188,15 +188,18 @@ def compare_page(run_dir: Path, others: Sequence[Entry], key: str) -> str:
     )
 
 
-def folder_page(listing: FolderListing, bounds: Bounds, key: str) -> str:
-    """Return the page of one folder, with the way up and down, and buttons for what can be opened there."""
+def folder_page(listing: FolderListing, bounds: Bounds, key: str, comparable: Callable[[Path], bool]) -> str:
+    """Return the page of one folder, with the way up and down, and buttons for what can be opened there.
+
+    `comparable` says which runs have others that they can be compared with.
+    """
     folder = listing.here.path
     way = [f'<a href="{_browse(parent)}">{escape(_short(parent))}</a>' for parent in bounds.above(folder)]
     way.append(escape(_short(folder)))
     start = '<nav><a href="/">Start page</a></nav>'
     head = f"<h1>{escape(folder.name or str(folder))}</h1>"
-    here = _here(listing, key)
-    entries = [_folder_row(entry, key) for entry in listing.entries]
+    here = _here(listing, key, comparable)
+    entries = [_folder_row(entry, key, comparable) for entry in listing.entries]
     rows = f'<ul class="rows">{"".join(entries)}</ul>' if entries else ""
     where = f'<nav aria-label="Where this folder is">{" / ".join(way)}</nav>' if way[1:] else ""
     return _page(f"{folder.name} – splatstudio", start + head + where + here + rows + _notes(listing))
@@ -213,16 +216,16 @@ def _page(title: str, content: str) -> str:
     return page_of("start.html", title=escape(title), content=content, theme=THEME)
 
 
-def _list(title: str, entries: Sequence[Entry], key: str) -> str:
-    rows = "".join(_row(entry, key) for entry in entries)
+def _list(title: str, entries: Sequence[Entry], key: str, comparable: Callable[[Path], bool]) -> str:
+    rows = "".join(_row(entry, key, comparable) for entry in entries)
     return f'<h2>{escape(title)}</h2><form action="/">{_key(key)}<ul class="rows">{rows}</ul></form>'
 
 
-def _row(entry: Entry, key: str) -> str:
+def _row(entry: Entry, key: str, comparable: Callable[[Path], bool]) -> str:
     path = escape(str(entry.path))
     detail = f'<span class="detail">{escape(entry.detail)}</span>'
     button = f'<button name="open" value="{path}" class="entry">{path} {detail}</button>'
-    more = f'<div class="more">{_more(entry.path)}</div>' if entry.is_run else ""
+    more = f'<div class="more">{_more(entry.path, comparable)}</div>' if entry.is_run else ""
     return f'<li class="row">{_picture(entry, key)}{button}{more}</li>'
 
 
@@ -253,7 +256,7 @@ def _install_button(path: Path | None, key: str) -> str:
     )
 
 
-def _here(listing: FolderListing, key: str) -> str:
+def _here(listing: FolderListing, key: str, comparable: Callable[[Path], bool]) -> str:
     """Return what the folder itself is, with its buttons, where it can be opened."""
     here = listing.here
     if not here.can_open:
@@ -261,20 +264,21 @@ def _here(listing: FolderListing, key: str) -> str:
     words = (
         f'<div class="what">This folder: {here.kind} <span class="detail">{escape(here.detail)}</span></div>'
     )
-    row = f'<div class="rows"><div class="row">{words}{_deeds(here, key)}</div></div>'
+    row = f'<div class="rows"><div class="row">{words}{_deeds(here, key, comparable)}</div></div>'
     return row + ("<h2>In it</h2>" if listing.entries else "")
 
 
-def _folder_row(entry: FolderEntry, key: str) -> str:
+def _folder_row(entry: FolderEntry, key: str, comparable: Callable[[Path], bool]) -> str:
     name = escape(entry.path.name)
     if entry.is_folder:
         name = f'<a href="{_browse(entry.path)}">{name}</a>'
     kind = f'<span class="kind">{entry.kind}</span>'
     what = f'<div class="what">{name}<span class="detail">{escape(entry.detail)}</span></div>'
-    return f'<li class="row">{_picture_in_folder(entry, key)}{kind}{what}{_deeds(entry, key)}</li>'
+    deeds = _deeds(entry, key, comparable)
+    return f'<li class="row">{_picture_in_folder(entry, key)}{kind}{what}{deeds}</li>'
 
 
-def _deeds(entry: FolderEntry, key: str) -> str:
+def _deeds(entry: FolderEntry, key: str, comparable: Callable[[Path], bool]) -> str:
     if not entry.can_open:
         return ""
     named = f'aria-label="{{}} {escape(entry.path.name)}"'
@@ -283,17 +287,18 @@ def _deeds(entry: FolderEntry, key: str) -> str:
         train = f'name="train" value="1" {named.format("Start training of")}'
         buttons += f'<button class="first" {train}>Start training</button>'
     path = f'<input type="hidden" name="open" value="{escape(str(entry.path))}">'
-    more = _more(entry.path) if entry.kind == "Run" else ""
+    more = _more(entry.path, comparable) if entry.kind == "Run" else ""
     return f'<form action="/" class="deeds">{_key(key)}{path}{buttons}{more}</form>'
 
 
-def _more(run_dir: Path) -> str:
-    """Return the ways to the pages on which a run is compared, and renamed or deleted."""
+def _more(run_dir: Path, comparable: Callable[[Path], bool]) -> str:
+    """Return the ways to the pages on which a run is compared, where there is another, and changed."""
     asked = urlencode({"folder": str(run_dir)}, errors="surrogateescape")
     name = escape(run_dir.name)
     return " ".join(
         f'<a class="more" href="{escape(page + "?" + asked)}" aria-label="{deed} {name}">{deed}</a>'
         for page, deed in ((COMPARE, "Compare"), (RUN, "Rename or delete"))
+        if page != COMPARE or comparable(run_dir)
     )
 
 

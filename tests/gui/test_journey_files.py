@@ -13,6 +13,7 @@ from blob_models import blobs
 from gui_parts import TIMEOUT
 from studio_page import CANVAS, PAGE_TEST, Screen
 
+from splatstudio.files.path_words import path_words
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.trim import BOX_SIDES, BoxSide
 from splatstudio.models.merging import place_of_merged
@@ -193,7 +194,8 @@ def come_back_after_a_failure(screen: Screen, folder: Path) -> None:
     screen.page.get_by_text("a.ply: failed").first.wait_for()
     screen.close_notices()
     screen.tab("Export")
-    screen.wait(lambda: str(folder / "b.ply") in screen.text("job"), "the path stays below the button")
+    written = path_words(folder / "b.ply")
+    screen.wait(lambda: written in screen.text("job"), "the path stays below the button")
     screen.tab("Log")
     screen.wait(lambda: "in the way" in screen.text("news"), "the failure is in the Log tab")
-    assert str(folder / "b.ply") in screen.text("news")
+    assert written in screen.text("news")

@@ -54,7 +54,8 @@ def train(
         scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
     try:
-        if (note := note_on_start(scene, config, trainer.gaussians)) is not None:
+        notes = note_on_start(scene, config, trainer.gaussians), trainer.parts.guide.note(config)
+        for note in filter(None, notes):
             log.warning("%s", note)
         session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
         while trainer.step < config.steps:

@@ -33,7 +33,6 @@ from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
-from splatstudio.optimization.losses import notes_on_guide
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.fork_server import process_context
@@ -232,7 +231,7 @@ def train_scene(
         scene = scene.resized(config.downscale)
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
-    for note in (*notes_on_settings(config, given), *notes_on_guide(scene, config.depth, given)):
+    for note in notes_on_settings(config, given):
         console.print(note, style="yellow", markup=False)
     settings: tuple[tuple[str, int], ...] = ()
     if checkpoint is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from splatstudio.scene.colmap import NoVisiblePoints, visible_points
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DepthConfig
 from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.presets import nearest_preset
 
 ROWS_AT_ONCE = 256
 
-MAX_KEPT = 512  # cameras, of which it is kept where they show the points: about 10 MB
+MAX_KEPT = 512  # cameras, of which it is kept where they show the points: 12 bytes a point
 MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
 
 
@@ -88,22 +89,36 @@ class DepthGuide:
         """`points` [M, 3], in the scene's frame, by the view's index; `extent` the scene's radius."""
         self._points = points
         self._extent = extent
+        self._missing: Exception | None = None  # why there are no points, where the settings ask for them
         self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor] | None] = OrderedDict()
 
     @classmethod
     def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide:
         """Return the guide that the settings ask for.
 
-        It knows no points where they ask for none, and where the scene does not tell which photo shows which.
+        It knows no points where they ask for none, and where the scene does not tell which photo shows which:
+        a preset asks for it whatever the scene is, and a training can do without. See `note`.
         """
         if not config.weight > 0:
             return cls({}, scene.extent)
         try:
             shown = visible_points(scene)
-        except NoVisiblePoints:  # `notes_on_guide` tells those who have asked
-            return cls({}, scene.extent)
+        except (ValueError, OSError) as error:
+            guide = cls({}, scene.extent)
+            guide._missing = error
+            return guide
         views = ((index, scene.views[index].name) for index in scene.train_indices)
         return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
+
+    def note(self, config: TrainConfig) -> str | None:
+        """Return a sentence where the settings ask for a guide and there is none; None: nothing to tell.
+
+        That a scene has none is no news where nobody but the preset asks. That its files are damaged is.
+        """
+        of_preset = nearest_preset(config).settings.get("depth.weight") == config.depth.weight
+        if self._missing is None or (of_preset and isinstance(self._missing, NoVisiblePoints)):
+            return None
+        return f"The depths of sparse points do not guide the training: {self._missing}."
 
     def penalty(
         self, view: TrainView, output: RenderOutput, config: TrainConfig, *, step: int
@@ -164,20 +179,8 @@ def _seen_by(camera: Camera, points: np.ndarray, like: Tensor) -> tuple[Tensor, 
     if not inside.any():
         return None
     place = torch.as_tensor(rows[inside] * camera.width + columns[inside]).long()
-    return to_device(place, like.device), to_device(
-        torch.as_tensor(seen[inside, 2]).to(like.dtype), like.device
-    )
-
-
-def notes_on_guide(scene: Scene, config: DepthConfig, given: Collection[str]) -> tuple[str, ...]:
-    """Return a sentence where settings `given` ask for a guide that this scene does not have."""
-    if "depth.weight" not in given or not config.weight > 0:
-        return ()
-    try:
-        visible_points(scene)
-    except NoVisiblePoints as reason:
-        return (f"depth.weight changes nothing: {reason}.",)
-    return ()
+    depths = torch.as_tensor(seen[inside, 2]).to(like.dtype)
+    return to_device(place, like.device), to_device(depths, like.device)
 
 
 def depth_weight(config: DepthConfig, *, step: int, steps: int) -> float:

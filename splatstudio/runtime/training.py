@@ -208,7 +208,8 @@ class Training:
             log.info("ranks send each other colors and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
         start = None if trainer.step else note_on_start(trainer.scene, trainer.config, trainer.live_gaussians)
-        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer), start)):
+        guide = trainer.parts.guide.note(trainer.config)
+        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer), start, guide)):
             self._emit(messages.Warned(warning))
         self._show()
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))

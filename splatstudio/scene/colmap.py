@@ -33,14 +33,16 @@ class NoVisiblePoints(ValueError):
 def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     """Return the sparse points [M, 3] float64, in the scene's frame, that each photo shows, by its name.
 
-    Raises NoVisiblePoints for a scene that is not COLMAP's, as no other tells it, and where no photo of this
-    scene has any.
+    Raises NoVisiblePoints for a scene that is not COLMAP's, as no other tells it, for one without points, and
+    where no photo of this scene has any; ValueError and OSError for files that cannot be read.
     """
     folder = scene.model_folder if scene.format == "COLMAP" else None
     if folder is None:
         raise NoVisiblePoints(
             f"{scene.path} does not tell which photos show its sparse points, as COLMAP's scenes do"
         )
+    if not len(scene.points):
+        raise NoVisiblePoints(f"{scene.path} has no sparse points")
     reader, kind = colmap_binary, "bin"
     if not (folder / "images.bin").exists():
         reader, kind = colmap_text, "txt"

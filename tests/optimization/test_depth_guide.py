@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,18 @@ from blob_models import blobs, ring_of_cameras
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 
+from splatstudio import api
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization import losses
 from splatstudio.optimization.gradients import RenderOutput, TrainView
-from splatstudio.optimization.losses import DepthGuide, depth_weight, notes_on_guide
+from splatstudio.optimization.losses import DepthGuide, depth_weight
 from splatstudio.rendering.render import render
 from splatstudio.scene.colmap import NoVisiblePoints, visible_points
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DepthConfig
-from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.presets import PRESETS
 from splatstudio.training.trainer import Trainer
 
 SHARED = Path(__file__).parents[3] / "shared" / "scenes"
@@ -54,21 +57,51 @@ def test_binary_and_text_tell_the_same_and_the_points_lie_where_they_are_seen() 
 def test_a_scene_that_does_not_tell_is_trained_without_and_who_asked_is_told(
     blob_scene: Scene, tracked: Scene
 ) -> None:
-    asked, camera = DepthConfig(weight=0.1), blob_scene.views[1].camera
+    preset = PRESETS["mcmc"].apply(TrainConfig())
+    asked, camera = changed(preset, "depth.weight", 0.2), blob_scene.views[1].camera
+    without = replace(tracked, points=tracked.points[:0], colors=tracked.colors[:0])
     for scene, why in (
         (blob_scene, "have no observations of sparse points."),
         (replace(tracked, format="Blender"), "does not tell which photos show its sparse points"),
+        (without, "has no sparse points."),
     ):
         with pytest.raises(NoVisiblePoints):
             visible_points(scene)
-        assert DepthGuide.of(scene, asked).error(1, camera, *flat(camera, 1.0, 1.0)) is None
-        (note,) = notes_on_guide(scene, asked, {"depth.weight"})
-        assert note.startswith("depth.weight changes nothing: ") and why in note
-        assert notes_on_guide(scene, asked, {"steps"}) == (), "nobody has asked"
-    assert notes_on_guide(tracked, asked, {"depth.weight"}) == ()
-    assert notes_on_guide(blob_scene, DepthConfig(), {"depth.weight"}) == (), "asked for none"
+        guide = DepthGuide.of(scene, asked.depth)
+        assert guide.error(1, camera, *flat(camera, 1.0, 1.0)) is None
+        note = guide.note(asked)
+        assert (
+            note is not None and note.startswith("The depths of sparse points do not guide") and why in note
+        )
+        assert guide.note(preset) is None, "nobody has asked but the preset"
+        assert guide.note(changed(TrainConfig(), "depth.weight", 0.1)) == note, "it is not the preset's"
+    for scene, config in ((tracked, asked), (blob_scene, TrainConfig())):
+        assert DepthGuide.of(scene, config.depth).note(config) is None
     assert DepthGuide.of(tracked, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
-    assert DepthGuide.of(tracked, asked).error(1, camera, *flat(camera, 1.0, 1.0)) is not None
+    assert DepthGuide.of(tracked, asked.depth).error(1, camera, *flat(camera, 1.0, 1.0)) is not None
+
+
+@pytest.mark.parametrize("damage", ["observations", "points"])
+def test_damaged_observations_keep_no_training_from_going_on(
+    tracked: Scene, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "scene"
+    shutil.copytree(tracked.path, folder)
+    config = PRESETS["fast"].apply(TrainConfig(steps=2), {"steps"})
+    assert tracked.model_folder is not None
+    model = folder / tracked.model_folder.relative_to(tracked.path)
+    if damage == "points":
+        (model / "points3D.txt").unlink()
+    else:
+        images = model / "images.txt"
+        lines = images.read_text().splitlines()
+        second = next(i for i, line in enumerate(lines) if not line.startswith("#")) + 1
+        lines[second] = lines[second].rsplit(maxsplit=1)[0] + " many"
+        images.write_text("\n".join(lines) + "\n")
+    model_of_it = api.train(folder, config=config)
+    assert model_of_it.step == 2
+    told = [record.getMessage() for record in caplog.records if "do not guide" in record.getMessage()]
+    assert len(told) == (damage == "observations") and all("line 2" in sentence for sentence in told)
 
 
 def flat(camera: Camera, depth: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,6 @@ from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.models.other_outputs import OtherOutput, output_in, scene_of_output
-from splatstudio.optimization.losses import notes_on_guide
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
 from splatstudio.runtime.sentences import checkpoint_step, joined_sentence
 from splatstudio.scene.archives import is_archive, unpacked
@@ -216,9 +215,7 @@ def open_project(
     project = replace(_opened(path, config, run_dir, asked), given=given)
     if not project.can_train:
         return project
-    assert project.scene is not None
     notes = [*project.notes, *notes_on_settings(project.config, given)]
-    notes += notes_on_guide(project.scene, project.config.depth, given)
     part = part_of(Path(config.init)) if config.init else None
     if part is not None:
         notes.append(f"A new training starts from a part: {part}")

@@ -16,12 +16,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from urllib.parse import parse_qsl
@@ -384,27 +383,24 @@ class StartPage(PassedOn):
         return folder_page(listing, bounds, self._key, partial(_has_others, content=self._content))
 
 
-def _has_others(run_dir: Path, content: StartContent) -> bool:
-    """Return whether there is another run with a saved model: `_runs_beside` would list it."""
-    listed = (entry.path for _, entries in content.lists for entry in entries if entry.is_run)
-    siblings = (file.parent for file in run_dir.parent.glob("*/run.json"))
-    own = run_dir.resolve()
-    return any(newest_step(path) is not None and path.resolve() != own for path in chain(listed, siblings))
-
-
-def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:
-    """Return other runs with a saved model, of the lists and of the same folder, each once.
-
-    Those of the same scene come first: they can be compared by their scores.
-    """
+def _others(run_dir: Path, content: StartContent) -> Iterator[Path]:
+    """Return other runs with a saved model, each once: those of the lists, then those of the same folder."""
     siblings = sorted(file.parent for file in run_dir.parent.glob("*/run.json"))
     listed = [entry.path for _, entries in content.lists for entry in entries if entry.is_run]
     places = {path.resolve(): path for path in (*reversed(siblings), *reversed(listed))}
     places.pop(run_dir.resolve(), None)
+    return (path for path in reversed(places.values()) if newest_step(path) is not None)
+
+
+def _has_others(run_dir: Path, content: StartContent) -> bool:
+    return next(_others(run_dir, content), None) is not None
+
+
+def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:
+    """Return `_others`, those of the same scene first: they can be compared by their scores."""
     own = scene_of(run_dir)
-    saved = [path for path in reversed(places.values()) if newest_step(path) is not None]
-    alike = {path: own is not None and scene_of(path) == own for path in saved}
-    ordered = sorted(saved, key=lambda path: not alike[path])[:MOST_COMPARED]
+    alike = {path: own is not None and scene_of(path) == own for path in _others(run_dir, content)}
+    ordered = sorted(alike, key=lambda path: not alike[path])[:MOST_COMPARED]
     return [Entry(path, _beside_detail(path, alike[path]), is_run=True) for path in ordered]
 
 

@@ -483,7 +483,8 @@ class Viewport:
         self._scene = scene
         self._streams: dict[int, Stream] = {}
         self._left: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=16)  # where, looking at what
-        self._lock, self._first_picture = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._draws_first = threading.Lock()  # one first picture at a time
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
         self.trim = KEEP_ALL  # what all browsers hide
@@ -508,7 +509,7 @@ class Viewport:
             return None
         settings = ViewSettings(options=ViewOptions(trim=self.trim))
         request = frame_request(settings, viewpoint, settings.max_scale, None)
-        with self._first_picture:
+        with self._draws_first:
             received = self._source.render(FIRST_VIEW, request.camera, request.options)
             self._source.forget(FIRST_VIEW)
         return None if received is None else _encoded(received.image, moving=False)

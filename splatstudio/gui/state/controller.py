@@ -562,10 +562,14 @@ class Controller(FrameSource):
     # ---- what the disk tells
 
     def take_scores(self, file: Path) -> None:
-        """Take in an evaluation by another process, where it is the newest one of this project's run."""
+        """Take in an evaluation of this run by another process; of the newest one the figures, too."""
         run_dir, scores = self.project.run_dir, evaluated_in(file)
         own = run_dir is not None and file.resolve().parent == (run_dir / "eval").resolve()
-        if own and scores is not None and not scores.step < self.history.test_psnr.last_step:
+        if not own or scores is None:
+            return
+        if scores.step < self.history.test_psnr.last_step:
+            self.history.test_psnr.insert(scores.step, scores.psnr)
+        else:
             self._take(self._worker, scores)
 
     def _load_history(self) -> None:

@@ -79,6 +79,11 @@ class Curve:
                 del points[1:-1:2]
                 self._every = max(self._every * 2, 2)
 
+    def insert(self, step: int, value: float) -> None:
+        """Put in the value of a step that may lie before others."""
+        with self._lock:
+            self._points = sorted({**dict(self._points), step: value}.items())
+
     def cut(self, step: int) -> None:
         """Drop what comes after a step, from which a training goes on."""
         with self._lock:
@@ -162,13 +167,9 @@ def history_of(run_dir: Path, rows: Iterable[dict]) -> History:
     """
     history = History()
     history.load(rows)
-    points = dict(zip(*(array.tolist() for array in history.test_psnr.arrays()), strict=True))
     for step, file in score_files(run_dir).items():
-        if step not in points and (found := scores_in(file)) is not None:
-            points[step] = found[1].psnr
-    history.test_psnr = Curve()
-    for step in sorted(points):
-        history.test_psnr.add(int(step), points[step])
+        if history.test_psnr.of(step) is None and (found := scores_in(file)) is not None:
+            history.test_psnr.insert(step, found[1].psnr)
     return history
 
 

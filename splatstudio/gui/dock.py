@@ -430,7 +430,9 @@ class StatusPanel(Panel):
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
-        new = self.button("New training", lambda _: controller.begin_new_run(), hint=begins)
+        new = self.button(
+            "New training", lambda _: controller.begin_new_run(), hint=begins, visible=can_train
+        )
         # It comes when a training ends, where another button was, which somebody may be about to press.
         rest = Rest(lambda: page.changed(self))
         # Without a name beside them: it would read as a button, or as the state.
@@ -438,9 +440,10 @@ class StatusPanel(Panel):
         when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
         if can_train:
             self.add(TimeBar(page))
+        # While another model is opened, for a moment, nothing moves: all below would go up and come back.
         self.keep(
             new,
-            visible=lambda: controller.can_begin_new_run,
+            visible=lambda: new.visible if controller.is_opening_model else controller.can_begin_new_run,
             disabled=lambda: not rest.is_over(controller.can_begin_new_run),
         )
         self.keep(running, visible=lambda: controller.can_order)
@@ -476,8 +479,10 @@ class StatusPanel(Panel):
         self._head.content = header_html(project.title, told, viewers, task, other, newer)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
-        self._more.visible = more = controller.can_train_more
-        self._typed = self._typed and more
+        more = controller.can_train_more
+        self._more.disabled = controller.is_opening_model
+        if not controller.is_opening_model:
+            self._more.visible, self._typed = more, self._typed and more
         if more and not self._typed:
             self._more.value = suggested_steps(status.step)
         last = status.step + self._more.value

@@ -163,8 +163,11 @@ def see_a_list_without_its_tooltip(screen: Screen) -> None:
     screen.page.get_by_text("Measures and files", exact=True).click()
     field = screen.page.get_by_label("LPIPS", exact=True).locator("visible=true").first
     hint = screen.page.locator(".mantine-Tooltip-tooltip", has_text="Measured where the network's weights")
-    screen.page.get_by_text("LPIPS", exact=True).locator("visible=true").first.hover()
+    name = screen.page.get_by_text("LPIPS", exact=True).locator("visible=true").first
+    name.hover()
+    place = name.bounding_box()
     hint.locator("visible=true").wait_for()
+    assert name.bounding_box() == place, "what a folder shows stays where it is"
     field.click()
     screen.page.get_by_role("option", name="AlexNet", exact=True).wait_for()
     assert hint.locator("visible=true").count() == 0

@@ -10,15 +10,27 @@ from pathlib import Path
 import numpy as np
 import torch
 from blob_models import blobs
-from studio_page import CANVAS, PAGE_TEST, Screen, press_on_the_scene, row
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen, press_on_the_scene, row
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.files.path_words import path_words
 from splatstudio.formats.ply import read_ply
+from splatstudio.gui.dock import StatusPanel
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import render_image
+from splatstudio.runtime.messages import Event, ModelLoaded
 
 pytestmark = PAGE_TEST
+# Notes in the page each place where the visible button Export is, in the order in which they come.
+NOTE_PLACES = """() => {
+  window.places = [];
+  window.noting = setInterval(() => {
+    const all = [...document.querySelectorAll("button")];
+    const top = all.find(e => e.offsetParent && e.textContent === "Export")?.getBoundingClientRect().top;
+    if (top !== window.places.at(-1)) window.places.push(top);
+  }, 10);
+}"""
+PLACES = "() => { clearInterval(window.noting); return window.places; }"
 Open = Callable[..., Screen]
 
 
@@ -56,8 +68,15 @@ def choose_step_40(screen: Screen) -> None:
 def open_and_export(screen: Screen, run: Path) -> None:
     """Show a checkpoint while nothing is trained, and write it."""
     choose_step_40(screen)
+    screen.page.evaluate(NOTE_PLACES)
+    loaded: list[Event] = []
+    screen.studio.controller.listen(lambda event: loaded.extend([event] * isinstance(event, ModelLoaded)))
     screen.button("Open").click()
-    screen.wait(lambda: screen.studio.controller.status.step == 40, "it is shown")
+    screen.wait(lambda: bool(loaded), "it is shown")
+    screen.looks(screen.panel(StatusPanel))
+    screen.page.evaluate(DRAWN)
+    places = screen.page.evaluate(PLACES)
+    assert len(places) == len(set(places)), f"Export goes away under the mouse and comes back: {places}"
     screen.button("Export").locator("visible=true").first.click()
     exported = run / "exports" / "blobs-40.ply"
     screen.wait(exported.exists, "it is exported")

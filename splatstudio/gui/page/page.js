@@ -117,10 +117,11 @@
     }
   }, 300);
 
-  // What a button has started is seen below it, and what came of it: both are brought to sight where they appear.
+  // What a button has started is seen below it, and what came of it, a file with its size: both are brought to
+  // sight where they appear. Nothing else is: what moves by itself is not there any more for the mouse.
   let seen = null;
   const results = () => [...document.querySelectorAll("#root button")].filter(each =>
-    each.offsetParent && /^(Cancel$|Download )/.test(each.textContent));
+    each.offsetParent && /^(Cancel|Download .*\))$/.test(each.textContent));
   const labels = () => results().map(each => each.textContent);
   document.addEventListener("click", event => { if (event.target.closest?.("button")) seen = labels(); }, true);
   setInterval(() => {

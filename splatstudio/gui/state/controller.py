@@ -321,6 +321,11 @@ class Controller(FrameSource):
                 self._start(waiting=state == "ready")
 
     @property
+    def is_opening_model(self) -> bool:
+        """Return whether a model from the disk is on its way into the view."""
+        return self.status.state in ("starting", "loading") and model_of(self._worker.job) is not None
+
+    @property
     def can_begin_new_run(self) -> bool:
         """Return whether there is something that a new run could leave behind."""
         return self.project.can_train and self.status.state in ("viewing", "finished", "failed", "ended")
@@ -348,9 +353,8 @@ class Controller(FrameSource):
     def can_train_more(self) -> bool:
         """Return whether all steps that were planned are done, and their model is the one on view."""
         status = self.status
-        done = status.state in ("viewing", "finished") and status.step >= status.total_steps
-        own = self.project.can_train and self.project.owns(self._worker.job)
-        return done and status.total_steps > 0 and own
+        done = status.state in ("viewing", "finished") and 0 < status.total_steps <= status.step
+        return done and self.project.can_train and self.project.owns(self._worker.job)
 
     def train_more(self, num_steps: int) -> None:
         """Go on with a training that has done all its steps."""

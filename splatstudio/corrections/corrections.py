@@ -15,6 +15,7 @@ from splatstudio.corrections.poses import corrected_camera, of_correction, witho
 from splatstudio.devices.transfer import to_device
 from splatstudio.gaussians.sky import Sky, over_sky
 from splatstudio.kernels.ops_training import StepGate
+from splatstudio.kernels.reference_training import square_root
 from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -112,7 +113,7 @@ class LearnedRows:
         steps = num_steps.reshape(-1, *(1,) * (gradient.dim() - 1)).to(gradient.dtype)
         mean = exp_avg / (1.0 - BETA1**steps)
         square = exp_avg_sq / (1.0 - BETA2**steps)
-        values = before["values"] - lr * mean / (square.sqrt() + eps)
+        values = before["values"] - lr * mean / (square_root(square) + eps)
         after = {"values": values, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "num_steps": num_steps}
         for name, tensor in self.tensors().items():
             tensor.index_copy_(0, at, _through(gate, after[name], before[name]))

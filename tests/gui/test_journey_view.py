@@ -155,6 +155,7 @@ def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
     screen.switch("Cameras").click()  # which are shown again
     screen.drag(80)
     screen.wait(lambda: "Moved away from view_" in screen.text("standing"), "it says that one has left")
+    screen.settle()
     expected = render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options)
     looks_like(screen, expected, "the model alone")
     press(screen, "n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import splatstudio  # noqa: F401 - before torch: it says how torch and its libra
 
 # isort: split
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed
@@ -32,6 +34,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fast": {"sky.enabled": True},
     "preview": {},
 }
+
+
+# What Intel's library rounds in another way on processors of another maker, whatever it is told.
+BY_MAKER = {"sqrt", "acos"}
+
+
+class AlikeOnAllProcessors(TorchDispatchMode):
+    """Lets a training ask torch for nothing that it does in other ways on each maker's processors."""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = op.__name__.partition(".")[0].rstrip("_")
+        assert name not in BY_MAKER, f"torch.{name} depends on the processor's maker; see square_root"
+        return op(*args, **(named or {}))
 
 
 def trajectory(preset: str) -> dict[str, Any]:
@@ -53,7 +70,8 @@ def trajectory(preset: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the trajectories, or keep them."""
-    made = {"torch": torch.__version__.partition("+")[0], **{name: trajectory(name) for name in OPTIONS}}
+    with AlikeOnAllProcessors():
+        made = {"torch": torch.__version__.partition("+")[0], **{name: trajectory(name) for name in OPTIONS}}
     text = json.dumps(made, indent=1) + "\n"
     if "--write" in sys.argv:
         RECORD.write_text(text)

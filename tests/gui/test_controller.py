@@ -138,7 +138,8 @@ def test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on(rest
 def test_the_same_holds_while_the_new_process_reads_the_scene(restarting: Controller) -> None:
     worker = restarting._worker
     worker.receive(StateChanged("loading"))
-    assert not restarting.choice().enabled and not restarting.can_order, "the first start cannot be paused"
+    assert restarting.choice() == Choice("Loading …", enabled=False), "the first start cannot be paused"
+    assert not restarting.can_order
     assert isinstance(worker.job, TrainJob)
     worker._supervisor.job = replace(worker.job, attempt=1)
     assert restarting.choice() == Choice("Pause") and restarting.can_order

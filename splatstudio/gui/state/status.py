@@ -203,8 +203,8 @@ def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pau
         return Choice("Resume" if will_pause else "Pause")
     if status.state == "training":
         return Choice("Pause")
-    if status.state in ("starting", "loading"):
-        return Choice("Starting …", enabled=False)
+    if status.state in ("starting", "loading"):  # a training, or a saved model
+        return Choice("Starting …" if status.state == "starting" else "Loading …", enabled=False)
     if status.state == "restarting":
         return Choice("Restarting …", enabled=False)
     if status.state == "paused" and 0 < status.total_steps <= status.step:

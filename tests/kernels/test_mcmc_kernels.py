@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +49,18 @@ def test_the_noise_is_normal_and_every_seed_has_its_own() -> None:
     torch.testing.assert_close(both.T.cov(), torch.eye(6, dtype=torch.float64), rtol=0, atol=0.03)
     assert abs(float((both.abs() < 1.0).double().mean()) - math.erf(math.sqrt(0.5))) < 0.01
     assert both.isfinite().all() and both.abs().max() > 4.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_square_roots_are_right_to_two_roundings_from_nothing_to_infinity(dtype: torch.dtype) -> None:
+    precision = torch.finfo(dtype)
+    edges = torch.tensor([0.0, precision.tiny, 1.0, precision.max, math.inf, math.nan], dtype=dtype)
+    some = torch.rand(10_000, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    values = torch.cat([edges, some])
+    expected = torch.from_numpy(np.sqrt(values.numpy()))  # the processor's own, which is rounded once
+    roots = reference_training.square_root(values)
+    torch.testing.assert_close(roots, expected, rtol=2 * precision.eps, atol=0, equal_nan=True)
+    assert reference_training.square_root(values[:0]).shape == (0,)
 
 
 def test_the_noise_is_that_of_the_reference() -> None:

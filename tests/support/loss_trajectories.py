@@ -36,8 +36,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# What Intel's library rounds in another way on processors of another maker, whatever it is told. So it does with
-# logarithms of float64, but a training rounds those to float32 at once.
+# What Intel's library rounds in another way on processors of another maker, whatever it is told. So it does
+# with logarithms of float64, but a training rounds those to float32 at once.
 BY_MAKER = {"sqrt", "acos"}
 
 

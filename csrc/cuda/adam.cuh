@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "launch.cuh"
+#include "approximate.cuh"
 
 namespace splat::cuda {
 
@@ -41,8 +41,8 @@ __device__ __forceinline__ AdamNumber decayed(const AdamNumber& n, const Decay& 
 __device__ __forceinline__ AdamNumber advanced(const AdamNumber& n, const Decay& r, AdamRate rate,
                                                float grad) {
   const AdamNumber next = decayed(n, r, grad);
-  const float scale = multiply_add(sqrtf(next.exp_avg_sq), rate.root, r.eps);
-  return {n.param - rate.size * next.exp_avg / scale, next.exp_avg, next.exp_avg_sq};
+  const float scale = multiply_add(square_root(next.exp_avg_sq), rate.root, r.eps);
+  return {n.param - rate.size * next.exp_avg * reciprocal(scale), next.exp_avg, next.exp_avg_sq};
 }
 
 __device__ __forceinline__ void advance(const AdamTensor& t, int64_t i, const Decay& r,

@@ -5,32 +5,11 @@
 #pragma once
 
 #include "../blend.h"
+#include "approximate.cuh"
 #include "buckets.cuh"
 #include "launch.cuh"
 
 namespace splat::cuda {
-
-// 2^x within 2 units in the last place, one instruction; below 2^-126 it is 0.
-__device__ __forceinline__ float power_of_2(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
-
-// 1 / x within 1 unit in the last place, one instruction; for x of 2^-126 to 2^126.
-__device__ __forceinline__ float reciprocal(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
 
 // t of alpha = 2^t, t = log2(opacity) - log2(e) sigma; (dx, dy) = center - pixel.
 __device__ __forceinline__ float exponent_at(const PackedSplat& s, float dx, float dy) {

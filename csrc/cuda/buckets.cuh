@@ -36,7 +36,7 @@ struct ChunkSize {
   }
 };
 
-constexpr int64_t kManyTiles = 4096;  // a million pixels
+constexpr int64_t kManyTiles = 16384;  // four million pixels
 
 __host__ __device__ __forceinline__ ChunkSize chunk_size(const ImageGrid& grid) {
   return {grid.num_tiles() < kManyTiles ? 7 : 8};

@@ -1,6 +1,6 @@
 // Projection and shading, one thread a Gaussian, and the gradients.
+#include "block_gradients.cuh"
 #include "late.cuh"
-#include "project.cuh"
 
 namespace splat::cuda {
 namespace {
@@ -109,60 +109,59 @@ __global__ void __launch_bounds__(kThreads)
   if (i < args.gaussians.num) write_seen(args, i, seen);
 }
 
-__device__ void zero_row(float* p, int stride, int64_t i) {
-  for (int k = 0; k < stride; ++k) p[i * stride + k] = 0.0f;
-}
-
-__device__ void zero_rows(const ProjectBwd& args, int64_t i) {
-  zero_row(args.v_means, 3, i);
-  zero_row(args.v_quats, 4, i);
-  zero_row(args.v_scales, 3, i);
-  zero_row(args.v_opacities, 1, i);
-  zero_row(args.v_sh0, 3, i);
-  if (args.v_shN != nullptr) zero_row(args.v_shN, 3 * args.gaussians.num_rest, i);
-}
-
-// Writes a number, or adds it to what is there.
-template <bool adds>
-__device__ __forceinline__ void put(float* p, float x) {
-  *p = adds ? *p + x : x;
+// Writes a tensor of `columns` numbers a Gaussian, the block's first Gaussian being `begin`; or
+// adds those in sight to what is there.
+template <int columns, bool adds>
+__device__ void write_small(float* p, const float* grads, const VisibleRows& visible, int64_t begin,
+                            int num_rows) {
+  p += begin * columns;
+  if constexpr (adds) {
+    for (int j = threadIdx.x; j < visible.num * columns; j += kRows) {
+      const int at = visible.rows[j / columns] * columns + j % columns;
+      p[at] += grads[at];
+    }
+  } else {
+    for (int j = threadIdx.x; j < num_rows * columns; j += kRows) p[j] = grads[j];
+  }
 }
 
 template <bool adds>
-__device__ __forceinline__ void put3(float* p, int64_t i, Vec3<float> v) {
-  put<adds>(p + 3 * i, v.x);
-  put<adds>(p + 3 * i + 1, v.y);
-  put<adds>(p + 3 * i + 2, v.z);
+__device__ void write_shN(const ProjectBwd& args, const BlockGradients& grads,
+                          const VisibleRows& visible, int64_t begin, int num_rows) {
+  const int stride = static_cast<int>(3 * args.gaussians.num_rest);
+  const int moving = 3 * num_coefficients(args.settings.sh_degree) - 3;
+  float* p = args.v_shN + begin * stride;
+  if (adds && moving == 0) return;
+  const int columns = adds ? moving : stride;
+  const ByColumns division = by_columns(columns);
+  const int num = (adds ? visible.num : num_rows) * columns;
+  for (int j = threadIdx.x; j < num; j += kRows) {
+    const int number = division.row(j), column = j - number * columns;
+    if constexpr (adds) {
+      const int row = visible.rows[number];
+      p[row * stride + column] += grads.of_shN(row, column);
+    } else {
+      p[j] = column < moving ? grads.of_shN(number, column) : 0.0f;
+    }
+  }
 }
 
 template <CameraModel model, bool adds>
-__global__ void __launch_bounds__(kThreads) project_bwd_kernel(ProjectBwd args) {
-  const int64_t i = global_index();
-  if (i >= args.gaussians.num) return;
-  if (args.radii[2 * i] <= 0) {
-    if constexpr (!adds) zero_rows(args, i);
-    return;
-  }
-  float basis[kMaxCoefficients];
-  Vec3<float> v_color;
-  const GaussianValues<float> v = gaussian_vjp<model>(args, i, basis, v_color);
-  put3<adds>(args.v_means, i, v.mean);
-  put3<adds>(args.v_scales, i, v.scales);
-  put<adds>(args.v_quats + 4 * i, v.quat.w);
-  put<adds>(args.v_quats + 4 * i + 1, v.quat.x);
-  put<adds>(args.v_quats + 4 * i + 2, v.quat.y);
-  put<adds>(args.v_quats + 4 * i + 3, v.quat.z);
-  put<adds>(args.v_opacities + i, v.opacity);
-  put3<adds>(args.v_sh0, i, basis[0] * v_color);
-  if (args.v_shN == nullptr) return;
-  const int num = num_coefficients(args.settings.sh_degree), num_rest = args.gaussians.num_rest;
-  SPLAT_UNROLL
-  for (int k = 1; k < kMaxCoefficients; ++k) {
-    if (k < num) put3<adds>(args.v_shN, i * num_rest + k - 1, basis[k] * v_color);
-  }
-  if constexpr (!adds) {
-    for (int k = num - 1; k < num_rest; ++k) zero_row(args.v_shN, 3, i * num_rest + k);
-  }
+__global__ void __launch_bounds__(kRows) project_bwd_kernel(ProjectBwd args) {
+  __shared__ BlockGradients grads;
+  __shared__ VisibleRows visible;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
+  const int64_t left = args.gaussians.num - begin;
+  const int num_rows = left < kRows ? static_cast<int>(left) : kRows;
+  const int row = threadIdx.x;
+  if (row < num_rows) put_row(grads, row, row_gradients<model>(args, begin + row));
+  list_visible(grads.visible, num_rows, visible);
+  write_small<3, adds>(args.v_means, grads.means, visible, begin, num_rows);
+  write_small<4, adds>(args.v_quats, grads.quats, visible, begin, num_rows);
+  write_small<3, adds>(args.v_scales, grads.scales, visible, begin, num_rows);
+  write_small<1, adds>(args.v_opacities, grads.opacities, visible, begin, num_rows);
+  write_small<3, adds>(args.v_sh0, grads.sh0, visible, begin, num_rows);
+  if (args.v_shN != nullptr) write_shN<adds>(args, grads, visible, begin, num_rows);
 }
 
 }  // namespace
@@ -186,16 +185,16 @@ void project_bwd(const ProjectBwd& args, Stream stream) {
   launch_for_model("project_bwd", args.settings.camera.model,
                    project_bwd_kernel<CameraModel::kPinhole, false>,
                    project_bwd_kernel<CameraModel::kOrtho, false>,
-                   project_bwd_kernel<CameraModel::kFisheye, false>, blocks_for(args.gaussians.num),
-                   kThreads, stream, args);
+                   project_bwd_kernel<CameraModel::kFisheye, false>,
+                   blocks_for(args.gaussians.num, kRows), kRows, stream, args);
 }
 
 void project_bwd_add(const ProjectBwd& sums, Stream stream) {
   launch_for_model("project_bwd_add", sums.settings.camera.model,
                    project_bwd_kernel<CameraModel::kPinhole, true>,
                    project_bwd_kernel<CameraModel::kOrtho, true>,
-                   project_bwd_kernel<CameraModel::kFisheye, true>, blocks_for(sums.gaussians.num),
-                   kThreads, stream, sums);
+                   project_bwd_kernel<CameraModel::kFisheye, true>,
+                   blocks_for(sums.gaussians.num, kRows), kRows, stream, sums);
 }
 
 }  // namespace splat::cuda

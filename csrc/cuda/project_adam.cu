@@ -1,38 +1,10 @@
-// The way back of the projection and a step of Adam in one pass over all Gaussians. A thread makes
-// the gradients of one Gaussian, which its block keeps in shared memory; then the threads of the
-// block take its numbers in the order in which they lie in memory, whoever's they are.
+// The way back of the projection and a step of Adam in one pass over all Gaussians.
 #include "adam.cuh"
+#include "block_gradients.cuh"
 #include "gate.cuh"
-#include "project.cuh"
 
 namespace splat::cuda {
 namespace {
-
-constexpr int kRows = 128;  // Gaussians, and threads, of a block
-constexpr int kRest = kMaxCoefficients - 1;
-
-// A block's gradients. One of shN is basis * v_color: 18 numbers stand for 45.
-struct BlockGradients {
-  float means[kRows * 3], quats[kRows * 4], scales[kRows * 3], opacities[kRows], sh0[kRows * 3];
-  float basis[kRows * kRest], v_color[kRows * 3];
-  bool visible[kRows];
-};
-
-__device__ void put3(float* p, int row, Vec3<float> x) {
-  p[3 * row] = x.x;
-  p[3 * row + 1] = x.y;
-  p[3 * row + 2] = x.z;
-}
-
-__device__ void put_gaussian(BlockGradients& out, int row, const GaussianValues<float>& v) {
-  put3(out.means, row, v.mean);
-  put3(out.scales, row, v.scales);
-  out.quats[4 * row] = v.quat.w;
-  out.quats[4 * row + 1] = v.quat.x;
-  out.quats[4 * row + 2] = v.quat.y;
-  out.quats[4 * row + 3] = v.quat.z;
-  out.opacities[row] = v.opacity;
-}
 
 // What lies out of sight has these gradients alone.
 __device__ void regularize(const ProjectAdam& args, int64_t i, GaussianValues<float>& v) {
@@ -49,16 +21,9 @@ __device__ void regularize(const ProjectAdam& args, int64_t i, GaussianValues<fl
 
 template <CameraModel model>
 __device__ void make_gradients(const ProjectAdam& args, int64_t i, int row, BlockGradients& out) {
-  GaussianValues<float> v = {};
-  Vec3<float> v_color = {0.0f, 0.0f, 0.0f};
-  float basis[kMaxCoefficients] = {};
-  out.visible[row] = args.projection.radii[2 * i] > 0;
-  if (out.visible[row]) v = gaussian_vjp<model>(args.projection, i, basis, v_color);
-  regularize(args, i, v);
-  put_gaussian(out, row, v);
-  put3(out.sh0, row, basis[0] * v_color);
-  put3(out.v_color, row, v_color);
-  for (int k = 0; k < kRest; ++k) out.basis[row * kRest + k] = basis[k + 1];
+  RowGradients found = row_gradients<model>(args.projection, i);
+  regularize(args, i, found.values);
+  put_row(out, row, found);
 }
 
 // A thread has so many numbers under way at once: the stores of one may be to where the next is
@@ -102,22 +67,21 @@ __device__ void step_small(const ProjectAdam& args, int tensor, const float* gra
 }
 
 // A row out of sight stays as it is: `visible_only`, or until it is seen again (late.cuh).
-__device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, int64_t begin,
-                         int num_rows, const Decay& decay) {
+__device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads,
+                         const VisibleRows& visible, int64_t begin, const Decay& decay) {
   const int used = static_cast<int>(args.used_columns);
   const int moving = 3 * num_coefficients(args.projection.settings.sh_degree) - 3;
   const int64_t stride = 3 * args.projection.gaussians.num_rest;
+  const ByColumns division = by_columns(used);
   step_numbers(
-      args.tensors[kShN], args.rates[kShN], decay, num_rows * used,
+      args.tensors[kShN], args.rates[kShN], decay, visible.num * used,
       [&](int j) {
-        const int row = j / used;
-        return grads.visible[row] ? (begin + row) * stride + j % used : int64_t{-1};
+        const int number = division.row(j);
+        return (begin + visible.rows[number]) * stride + j - number * used;
       },
       [&](int j) {
-        const int row = j / used, column = j % used;
-        return column < moving
-                   ? grads.basis[row * kRest + column / 3] * grads.v_color[3 * row + column % 3]
-                   : 0.0f;
+        const int number = division.row(j), column = j - number * used;
+        return column < moving ? grads.of_shN(visible.rows[number], column) : 0.0f;
       });
 }
 
@@ -159,9 +123,9 @@ struct SparseRow {
 template <CameraModel model>
 __device__ void add_views(const ViewsAdam& args, int64_t i, int row, BlockSums& out) {
   const GaussianArrays& gaussians = args.step.projection.gaussians;
-  put3(out.means, row, {});
-  put3(out.scales, row, {});
-  put3(out.sh0, row, {});
+  store3(out.means, row, {});
+  store3(out.scales, row, {});
+  store3(out.sh0, row, {});
   for (int k = 0; k < 4; ++k) out.quats[4 * row + k] = 0.0f;
   out.opacities[row] = 0.0f;
   for (int k = 0; k < 3 * kRest; ++k) out.rest[row * 3 * kRest + k] = 0.0f;
@@ -192,14 +156,18 @@ __device__ void step_all_shN(const ProjectAdam& args, const BlockSums& sums, int
                              int num_rows, const Decay& decay) {
   const int used = static_cast<int>(args.used_columns);
   const int64_t stride = 3 * args.projection.gaussians.num_rest;
+  const ByColumns division = by_columns(used);
   step_numbers(
       args.tensors[kShN], args.rates[kShN], decay, num_rows * used,
       [&](int j) {
-        const int row = j / used;
+        const int row = division.row(j);
         return args.visible_only && !sums.visible[row] ? int64_t{-1}
-                                                       : (begin + row) * stride + j % used;
+                                                       : (begin + row) * stride + j - row * used;
       },
-      [&](int j) { return sums.rest[j / used * 3 * kRest + j % used]; });
+      [&](int j) {
+        const int row = division.row(j);
+        return sums.rest[row * 3 * kRest + j - row * used];
+      });
 }
 
 template <CameraModel model>
@@ -232,21 +200,21 @@ template <CameraModel model>
 __global__ void __launch_bounds__(kRows, kBlocks)
     project_adam_kernel(ProjectAdam args, Decay decay, StepGate gate) {
   __shared__ BlockGradients grads;
+  __shared__ VisibleRows visible;
   if (!is_open(gate)) return;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
   const int64_t left = args.projection.gaussians.num - begin;
   const int num_rows = left < kRows ? static_cast<int>(left) : kRows;
   const int row = threadIdx.x;
   if (row < num_rows) make_gradients<model>(args, begin + row, row, grads);
-  // From here on the parameters change: nobody may need the old ones any more.
-  __syncthreads();
+  list_visible(grads.visible, num_rows, visible);
   step_small<3>(args, 0, grads.means, grads.visible, begin, num_rows, decay);
   step_small<4>(args, 1, grads.quats, grads.visible, begin, num_rows, decay);
   step_small<3>(args, kScales, grads.scales, grads.visible, begin, num_rows, decay);
   step_small<1>(args, kOpacities, grads.opacities, grads.visible, begin, num_rows, decay);
   step_small<3>(args, 4, grads.sh0, grads.visible, begin, num_rows, decay);
   if (args.used_columns == 0) return;
-  step_shN(args, grads, begin, num_rows, decay);
+  step_shN(args, grads, visible, begin, decay);
   if (args.late.steps_done != nullptr && row < num_rows && grads.visible[row]) {
     args.late.steps_done[begin + row] = static_cast<int32_t>(args.late.num_steps);
   }

@@ -1,60 +1,63 @@
 // The way back: a warp a chunk of a tile's list, and of that a bucket after the other, a lane a
-// splat. The pixels that are not finished stream through the lanes, so that a splat's gradients
-// stay in registers; what leaves the last lane is how the next bucket meets the pixel. Nothing is
-// added in memory by two threads, and the result does not depend on who comes first.
+// splat. Chunks take very different times: each is a block, so that none waits for others. The
+// pixels that are not finished stream through the lanes, so that a splat's gradients stay in
+// registers; what leaves the last lane is how the next bucket meets the pixel. Nothing is added in
+// memory by two threads, and the result does not depend on who comes first.
 #include "blend.cuh"
 #include "buckets.cuh"
+#include "shared_array.cuh"
 #include "slab.cuh"
 
 namespace splat::cuda {
 namespace {
-
-constexpr int kWarpsOfBlock = 4;
 
 // The gradients of the outputs at a pixel.
 struct alignas(16) OutputGradient {
   float red, green, blue, depth;
 };
 
-// A pixel on its way through the lanes, and
+// A pixel as a splat meets it: what changes of it on its way through the lanes, and
 // suffix = sum over the splats still to come of weight * (color . v_rgb + depth * v_depth_sum)
 //          + the part of the final transmittance (background and alpha).
-struct PixelGradient {
-  float transmittance, suffix;
-  OutputGradient v;
-};
-
-// A pixel as a splat meets it.
-struct alignas(8) PixelStart {
+struct alignas(8) PixelState {
   float transmittance, suffix;  // negative: none of the splats to come adds to it
 };
 
-// Of a warp: the pixels to which splats of its chunk have added, as the bucket at work meets them.
+struct alignas(8) PixelCenter {
+  float x, y;
+};
+
+// So many pixels are on their way at most, or enter the first lane next.
+constexpr int kOnTheWay = 2 * kWarp;
+
+// The pixels to which splats of its chunk have added, as the bucket at work meets them.
 struct LivePixels {
-  PixelStart starts[kPixels];
+  PixelState starts[kPixels];
   // Of those that enter the first lane next. The last lane writes `starts` meanwhile: a shuffle
   // alone does not order what two lanes do to the shared memory.
-  PixelStart staged_starts[kWarp];
-  OutputGradient staged[kWarp];
+  PixelState staged_starts[kWarp];
+  // What stays the same on the way, of pixel `place` at place % kOnTheWay: to load it takes fewer
+  // instructions than to hand it on from lane to lane.
+  OutputGradient gradients[kOnTheWay];
+  PixelCenter centers[kOnTheWay];
   uint8_t numbers[kPixels];  // in the tile
 };
 
 template <bool with_depth, bool absgrad>
-__device__ __forceinline__ void collect(const PackedSplat& s, float dx, float dy, float max_alpha,
-                                        PixelGradient& p, Collected& sum) {
-  const float t = exponent_at(s, dx, dy);
-  if (!is_visible(s, t)) return;
+__device__ __forceinline__ void collect(const PackedSplat& s, float dx, float dy, float t,
+                                        float max_alpha, const OutputGradient& v, PixelState& p,
+                                        Collected& sum) {
   const Blended b = blend(t, max_alpha, p.transmittance);
   if (b.added) {
-    sum.red = multiply_add(b.weight, p.v.red, sum.red);
-    sum.green = multiply_add(b.weight, p.v.green, sum.green);
-    sum.blue = multiply_add(b.weight, p.v.blue, sum.blue);
-    float own = s.red * p.v.red;
-    own = multiply_add(s.green, p.v.green, own);
-    own = multiply_add(s.blue, p.v.blue, own);
+    sum.red = multiply_add(b.weight, v.red, sum.red);
+    sum.green = multiply_add(b.weight, v.green, sum.green);
+    sum.blue = multiply_add(b.weight, v.blue, sum.blue);
+    float own = s.red * v.red;
+    own = multiply_add(s.green, v.green, own);
+    own = multiply_add(s.blue, v.blue, own);
     if constexpr (with_depth) {
-      sum.depth = multiply_add(b.weight, p.v.depth, sum.depth);
-      own = multiply_add(s.depth, p.v.depth, own);
+      sum.depth = multiply_add(b.weight, v.depth, sum.depth);
+      own = multiply_add(s.depth, v.depth, own);
     }
     p.suffix = multiply_add(-b.weight, own, p.suffix);
     const float behind = p.suffix * reciprocal(1.0f - b.alpha);  // what a larger alpha would hide
@@ -94,7 +97,7 @@ struct Chunk {
   int32_t reached;      // one behind the last that added to a pixel, below `first` where none did
 };
 
-__device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoints,
+__device__ PixelState pixel_start(const RasterBwd& args, const float* checkpoints,
                                   const Chunk& chunk, int number) {
   const Pixel pixel = pixel_at(args.grid, chunk.origin, number);
   const int32_t* ends = pixel_ends(args.tile_ends, args.grid, chunk.tile);
@@ -116,7 +119,7 @@ __device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoint
 
 // Puts a pixel of each lane behind `num` others where it is not finished; returns how many they are
 // then. For whole warps.
-__device__ __forceinline__ int append_live(const PixelStart& start, int number, int lane, int num,
+__device__ __forceinline__ int append_live(const PixelState& start, int number, int lane, int num,
                                            LivePixels& live) {
   const unsigned all = __ballot_sync(kAllLanes, start.transmittance > 0.0f);
   if (start.transmittance > 0.0f) {
@@ -133,7 +136,7 @@ __device__ int gather_live(const RasterBwd& args, const float* checkpoints, cons
                            int lane, LivePixels& live) {
   int num = 0;
   for (int first = 0; first < kPixels; first += kWarp) {
-    const PixelStart start = pixel_start(args, checkpoints, chunk, first + lane);
+    const PixelState start = pixel_start(args, checkpoints, chunk, first + lane);
     num = append_live(start, first + lane, lane, num, live);
   }
   return num;
@@ -145,7 +148,7 @@ __device__ int without_finished(int lane, int num_live, LivePixels& live) {
   int num = 0;
   for (int first = 0; first < num_live; first += kWarp) {
     const int from = first + lane;
-    PixelStart start = {-1.0f, 0.0f};
+    PixelState start = {-1.0f, 0.0f};
     int number = 0;
     if (from < num_live) {
       start = live.starts[from];
@@ -158,45 +161,65 @@ __device__ int without_finished(int lane, int num_live, LivePixels& live) {
 }
 
 // Every lane takes the pixel that its left neighbor had.
-template <bool with_depth>
-__device__ __forceinline__ PixelGradient shifted(const PixelGradient& p) {
-  const auto from_left = [](float x) { return __shfl_up_sync(kAllLanes, x, 1); };
-  return {from_left(p.transmittance),
-          from_left(p.suffix),
-          {from_left(p.v.red), from_left(p.v.green), from_left(p.v.blue),
-           with_depth ? from_left(p.v.depth) : 0.0f}};
+__device__ __forceinline__ PixelState shifted(const PixelState& p) {
+  return {__shfl_up_sync(kAllLanes, p.transmittance, 1), __shfl_up_sync(kAllLanes, p.suffix, 1)};
 }
 
-// Lets the pixels stream through a bucket. For whole warps; `mine`: the lane has a splat.
+// The arrays of LivePixels that are looked at in every turn.
+struct PixelArrays {
+  SharedArray<PixelState> starts, staged_starts;
+  SharedArray<OutputGradient> gradients;
+  SharedArray<PixelCenter> centers;
+
+  __device__ __forceinline__ explicit PixelArrays(LivePixels& live)
+      : starts(live.starts),
+        staged_starts(live.staged_starts),
+        gradients(live.gradients),
+        centers(live.centers) {}
+};
+
+// Makes the pixels from `turn` on ready to enter the first lane, one a lane. For whole warps.
+__device__ __forceinline__ void stage(const RasterBwd& args, const Chunk& chunk, int turn, int lane,
+                                      int num_live, const LivePixels& live,
+                                      const PixelArrays& arrays) {
+  __syncwarp();
+  const int place = turn + lane;
+  if (place < num_live) {
+    const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[place]);
+    arrays.gradients.store(place % kOnTheWay, output_gradient(args, pixel.index(args.grid)));
+    arrays.centers.store(place % kOnTheWay,
+                         {static_cast<float>(pixel.x) + 0.5f, static_cast<float>(pixel.y) + 0.5f});
+    arrays.staged_starts.store(lane, arrays.starts.load(place));
+  }
+  __syncwarp();
+}
+
+// Lets the pixels stream through a bucket. For whole warps; the splat of a lane without one is
+// visible nowhere.
 template <bool with_depth, bool absgrad>
 __device__ __forceinline__ void go_through(const RasterBwd& args, const Chunk& chunk, int lane,
-                                           const PackedSplat& s, bool mine, LivePixels& live,
-                                           int num_live, Collected& sum) {
-  PixelGradient p = {-1.0f, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+                                           const PackedSplat& s, LivePixels& live, int num_live,
+                                           Collected& sum) {
+  constexpr PixelState kNone = {-1.0f, 0.0f};
+  const PixelArrays arrays(live);
+  PixelState p = kNone;
   for (int turn = 0; turn < num_live + kWarp - 1; ++turn) {
-    p = shifted<with_depth>(p);
+    p = shifted(p);
     if (turn % kWarp == 0 && turn < num_live) {
-      __syncwarp();
-      if (turn + lane < num_live) {
-        const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[turn + lane]);
-        live.staged[lane] = output_gradient(args, pixel.index(args.grid));
-        live.staged_starts[lane] = live.starts[turn + lane];
+      stage(args, chunk, turn, lane, num_live, live, arrays);
+    }
+    if (lane == 0) p = turn < num_live ? arrays.staged_starts.load(turn % kWarp) : kNone;
+    if (p.transmittance > 0.0f) {
+      const int place = static_cast<int>(static_cast<unsigned>(turn - lane) % kOnTheWay);
+      const PixelCenter center = arrays.centers.load(place);
+      const float dx = s.x - center.x, dy = s.y - center.y;
+      const float t = exponent_at(s, dx, dy);
+      if (is_visible(s, t)) {
+        collect<with_depth, absgrad>(s, dx, dy, t, args.max_alpha, arrays.gradients.load(place), p,
+                                     sum);
       }
-      __syncwarp();
     }
-    if (lane == 0 && turn < num_live) {
-      const PixelStart start = live.staged_starts[turn % kWarp];
-      p = {start.transmittance, start.suffix, live.staged[turn % kWarp]};
-    }
-    const int place = turn - lane;
-    if (place < 0 || place >= num_live) continue;
-    if (mine && p.transmittance > 0.0f) {
-      const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[place]);
-      collect<with_depth, absgrad>(s, s.x - (static_cast<float>(pixel.x) + 0.5f),
-                                   s.y - (static_cast<float>(pixel.y) + 0.5f), args.max_alpha, p,
-                                   sum);
-    }
-    if (lane == kWarp - 1) live.starts[place] = {p.transmittance, p.suffix};
+    if (lane == kWarp - 1 && turn >= kWarp - 1) arrays.starts.store(turn - (kWarp - 1), p);
   }
   __syncwarp();
 }
@@ -235,30 +258,23 @@ __device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
 
 // So many blocks shall find room in a multiprocessor's registers: none spills for it, and left
 // alone the compiler takes more than one block's worth to save a few instructions between the
-// buckets.
-// A Turing has threads for 8, and shared memory for 5; GeForce since Ampere has that for 7.
+// buckets. A Turing has shared memory for 12, and a GeForce since Ampere takes 16 at least.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-template <bool with_depth, bool absgrad>
-constexpr int kBlocks = 5;
+constexpr int kBlocks = 12;
 #elif defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-template <bool with_depth, bool absgrad>
-constexpr int kBlocks = 7;
+constexpr int kBlocks = 16;
 #else
-template <bool with_depth, bool absgrad>
-constexpr int kBlocks = with_depth || absgrad ? 8 : 9;
+constexpr int kBlocks = 32;
 #endif
 
 template <bool with_depth, bool absgrad>
-__global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absgrad>)
-    raster_bwd_kernel(RasterBwd args, const float* checkpoints, int64_t num_chunks) {
+__global__ void __launch_bounds__(kWarp, kBlocks)
+    raster_bwd_kernel(RasterBwd args, const float* checkpoints) {
   constexpr bool plain = !with_depth && !absgrad;
-  __shared__ LivePixels pixels[kWarpsOfBlock];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarpsOfBlock + warp;
-  if (index >= num_chunks) return;
-  const Chunk chunk = chunk_of(args, index);
-  LivePixels& live = pixels[warp];
+  __shared__ LivePixels live;
+  const int lane = threadIdx.x;
+  const Chunk chunk = chunk_of(args, blockIdx.x);
   int num_live = 0;
   if (chunk.first < chunk.reached) num_live = gather_live(args, checkpoints, chunk, lane, live);
   for (int32_t begin = chunk.first; begin < chunk.stop; begin += kBucket) {
@@ -268,11 +284,12 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absg
     if (begin < chunk.reached) {
       if (begin > chunk.first) num_live = without_finished(lane, num_live, live);
       PackedSplat s = {};
+      s.most = kLog2AlphaThreshold - 1.0f;  // visible nowhere
       if (mine) {
         s = reinterpret_cast<const PackedSplat*>(
             args.splats.splats)[args.lists.instances[instance]];
       }
-      go_through<with_depth, absgrad>(args, chunk, lane, s, mine, live, num_live, sum);
+      go_through<with_depth, absgrad>(args, chunk, lane, s, live, num_live, sum);
     }
     if (mine) {
       store_row<plain>(args, args.lists.slots[instance], sum);
@@ -284,7 +301,32 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absg
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-constexpr int64_t kFewRows = 32;  // that a thread adds up alone
+constexpr int kFewRows = 32;      // that a thread adds up alone
+constexpr int kStagedRows = 128;  // of the splats of a warp, that are loaded at once
+constexpr int kGatherThreads = 128;
+
+// Rows of the slab in shared memory, a number of all of them after the other.
+template <bool plain>
+struct StagedRows {
+  static constexpr int kSize = plain ? kPlainSlabSize : kSlabSize;
+  int32_t slots[kStagedRows];
+  float numbers[kSize][kStagedRows];
+
+  __device__ __forceinline__ void put(int place, const Collected& row) {
+    const float values[kSlabSize] = {row.red, row.green, row.blue, row.q,     row.qx,    row.qy,
+                                     row.qxx, row.qxy,   row.qyy,  row.depth, row.abs_x, row.abs_y};
+    SPLAT_UNROLL
+    for (int k = 0; k < kSize; ++k) numbers[k][place] = values[k];
+  }
+
+  __device__ __forceinline__ Collected get(int place) const {
+    float values[kSlabSize] = {};
+    SPLAT_UNROLL
+    for (int k = 0; k < kSize; ++k) values[k] = numbers[k][place];
+    return {values[0], values[1], values[2], values[3], values[4],  values[5],
+            values[6], values[7], values[8], values[9], values[10], values[11]};
+  }
+};
 
 __device__ __forceinline__ float warp_sum(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
@@ -297,25 +339,75 @@ __device__ Collected warp_sum(const Collected& x) {
           warp_sum(x.qyy), warp_sum(x.depth), warp_sum(x.abs_x), warp_sum(x.abs_y)};
 }
 
+// The sum of x over the lanes before this one.
+__device__ __forceinline__ int sum_before(int x, int lane) {
+  int sum = x;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += before;
+  }
+  return sum - x;
+}
+
+// Loads the rows whose slots are staged, as many of a lane's at once as there are.
 template <bool plain>
-__device__ Collected sum_of_rows(const RasterBwd& args, int64_t begin, int64_t end, int stride) {
+__device__ __forceinline__ void load_staged(const RasterBwd& args, int num, int lane,
+                                            StagedRows<plain>& staged) {
+  constexpr int kEach = kStagedRows / kWarp;
+  RowState states[kEach];
+  SPLAT_UNROLL
+  for (int k = 0; k < kEach; ++k) {
+    const int place = k * kWarp + lane;
+    states[k] = place < num ? row_state<plain>(args, staged.slots[place]) : RowState{false, 0.0f};
+  }
+  SPLAT_UNROLL
+  for (int k = 0; k < kEach; ++k) {
+    const int place = k * kWarp + lane;
+    if (place < num) staged.put(place, load_row<plain>(args, staged.slots[place], states[k]));
+  }
+}
+
+// The sum of each lane's `num` rows from `begin` on, in their order: the lanes of a warp load the
+// rows of all, each would wait for its own one after the other.
+template <bool plain>
+__device__ Collected sums_of_few(const RasterBwd& args, int64_t begin, int num, int lane,
+                                 StagedRows<plain>& staged) {
   Collected sum = {};
-  for (int64_t slot = begin; slot < end; slot += stride) add(sum, load_row<plain>(args, slot));
+  const int before = sum_before(num, lane);
+  const int all = __shfl_sync(kAllLanes, before + num, kWarp - 1);
+  for (int first = 0; first < all; first += kStagedRows) {
+    const int own_first = before > first ? before : first;
+    const int own_end = before + num < first + kStagedRows ? before + num : first + kStagedRows;
+    for (int row = own_first; row < own_end; ++row) {
+      staged.slots[row - first] = static_cast<int32_t>(begin + row - before);
+    }
+    __syncwarp();
+    load_staged<plain>(args, all - first < kStagedRows ? all - first : kStagedRows, lane, staged);
+    __syncwarp();
+    for (int row = own_first; row < own_end; ++row) add(sum, staged.get(row - first));
+    __syncwarp();
+  }
   return sum;
 }
 
 // The sum of each lane's rows. Those of a splat of many tiles are the whole warp's work: a splat
 // that covers the image would keep one thread for as long as all others take together.
 template <bool plain>
-__device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end) {
+__device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end,
+                                  StagedRows<plain>& staged) {
   const int lane = threadIdx.x % kWarp;
   const bool many = end - begin > kFewRows;
-  Collected sum = sum_of_rows<plain>(args, begin, many ? begin : end, 1);
+  Collected sum =
+      sums_of_few<plain>(args, begin, many ? 0 : static_cast<int>(end - begin), lane, staged);
   for (unsigned left = __ballot_sync(kAllLanes, many); left != 0; left &= left - 1) {
     const int owner = __ffs(static_cast<int>(left)) - 1;
     const int64_t its_begin = __shfl_sync(kAllLanes, begin, owner);
     const int64_t its_end = __shfl_sync(kAllLanes, end, owner);
-    const Collected all = warp_sum(sum_of_rows<plain>(args, its_begin + lane, its_end, kWarp));
+    Collected part = {};
+    for (int64_t slot = its_begin + lane; slot < its_end; slot += kWarp) {
+      add(part, load_row<plain>(args, slot, row_state<plain>(args, slot)));
+    }
+    const Collected all = warp_sum(part);
     if (lane == owner) sum = all;
   }
   return sum;
@@ -323,13 +415,14 @@ __device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t 
 
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
 template <bool plain>
-__global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
+__global__ void __launch_bounds__(kGatherThreads) gather_kernel(RasterBwd args) {
+  __shared__ StagedRows<plain> staged[kGatherThreads / kWarp];
   const int64_t i = global_index();
   const bool present = i < args.splats.num;
   // Of a list without room for all only what is in it has a row of the slab.
   const int64_t begin = present ? smaller(args.lists.splat_starts[i], args.lists.num) : 0;
   const int64_t end = present ? smaller(args.lists.splat_starts[i + 1], args.lists.num) : 0;
-  const Collected sum = sums_of_warp<plain>(args, begin, end);
+  const Collected sum = sums_of_warp<plain>(args, begin, end, staged[threadIdx.x / kWarp]);
   if (!present) return;
   const int64_t at = args.splats.order[i];
   // A splat without a tile has nothing packed.
@@ -365,13 +458,13 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) 
       with_depth
           ? (args.absgrad ? raster_bwd_kernel<true, true> : raster_bwd_kernel<true, false>)
           : (args.absgrad ? raster_bwd_kernel<false, true> : raster_bwd_kernel<false, false>);
-  launch("raster_bwd", kernel, blocks_for(num_chunks, kWarpsOfBlock), kWarp * kWarpsOfBlock, stream,
-         args, checkpoints, num_chunks);
+  launch("raster_bwd", kernel, num_chunks, kWarp, stream, args, checkpoints);
 }
 
 void gather_slab(const RasterBwd& args, Stream stream) {
   const auto kernel = args.slab_size == kPlainSlabSize ? gather_kernel<true> : gather_kernel<false>;
-  launch("gather", kernel, blocks_for(args.splats.num), kThreads, stream, args);
+  launch("gather", kernel, blocks_for(args.splats.num, kGatherThreads), kGatherThreads, stream,
+         args);
 }
 
 }  // namespace splat::cuda

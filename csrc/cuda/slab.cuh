@@ -48,16 +48,29 @@ __device__ __forceinline__ void mark_not_reached(const RasterBwd& args, int64_t 
   }
 }
 
+// Whether a row was written, and the number of it that lies apart.
+struct RowState {
+  bool reached;
+  float qyy;
+};
+
 template <bool plain>
-__device__ __forceinline__ Collected load_row(const RasterBwd& args, int64_t slot) {
+__device__ __forceinline__ RowState row_state(const RasterBwd& args, int64_t slot) {
+  if constexpr (!plain) return {true, 0.0f};
+  ReachMark mark;
+  mark.value = args.slab[(kPlainSlabSize - 1) * args.lists.num + slot];
+  return {mark.bits != kNotReached, mark.value};
+}
+
+// A row of which `state` is known; zeros where it was not written.
+template <bool plain>
+__device__ __forceinline__ Collected load_row(const RasterBwd& args, int64_t slot,
+                                              const RowState& state) {
+  if (!state.reached) return {};
   if constexpr (plain) {
-    const float qyy = args.slab[(kPlainSlabSize - 1) * args.lists.num + slot];
-    ReachMark mark;
-    mark.value = qyy;
-    if (mark.bits == kNotReached) return {};
     const PlainRow row = reinterpret_cast<const PlainRow*>(args.slab)[slot];
-    return {row.red, row.green, row.blue, row.q, row.qx, row.qy,
-            row.qxx, row.qxy,   qyy,      0.0f,  0.0f,   0.0f};
+    return {row.red, row.green, row.blue,  row.q, row.qx, row.qy,
+            row.qxx, row.qxy,   state.qyy, 0.0f,  0.0f,   0.0f};
   } else {
     return reinterpret_cast<const Collected*>(args.slab)[slot];
   }

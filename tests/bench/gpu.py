@@ -43,16 +43,19 @@ from splatstudio.kernels import ops
 from splatstudio.kernels.stages import ProjectSettings, RasterSettings
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import render
-from splatstudio.scene.load import load_scene
+from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.presets import PRESETS
 from splatstudio.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_A_ROW = 4  # steps that are timed together
 TWICE, SSIM_AIM, MEMORY_AIM = Aim(ratio=2.0), Aim(ratio=1.3), Aim(most=1.0)
 PAUSED_AIM, SLOWDOWN_AIM = Aim(most=1000 / 60), Aim(most=5.0)
-# larger: pictures of the other sizes; loads: long lists; steps: of a trainer, and as a graph
-PARTS = ("pictures", "steps", "loads", "larger", "kernels", "viewer", "trainings")
+# larger: pictures of the other sizes; loads: long lists; steps: of a trainer, and as a graph; presets: of a
+# small scene, and how long their kernels take
+PARTS = ("pictures", "steps", "presets", "loads", "larger", "kernels", "viewer", "trainings")
+STEPPED_PRESETS = ("default", "mcmc", "fast")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Extent:
     loads: tuple[float, ...]  # millions of entries in the lists of a picture
     steps: int
     timed_steps: int  # of a trainer
+    steps_before: int  # of a preset, before its steps are timed
     downscale: int
     viewer_seconds: float
 
@@ -73,8 +77,8 @@ class Extent:
         return next(iter(self.sizes.items()))
 
 
-FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, (5, 15), 7000, 60, 2, 21.0)
-TINY = Extent((0.001,), {"tiny": (64, 48)}, (0.003,), 3, 4, 2, 0.2)
+FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, (5, 15), 7000, 60, 1500, 2, 21.0)
+TINY = Extent((0.001,), {"tiny": (64, 48)}, (0.003,), 3, 4, 2, 2, 0.2)
 
 
 def rasterizer_rows(report: Report, clock: Clock, workload: Workload, label: str, peers: list[str]) -> None:
@@ -160,6 +164,28 @@ def trainer_rows(report: Report, clock: Clock, millions: float, extent: Extent, 
             "gsplat", lambda: clock.milliseconds(gsplat_step(workload), in_a_row=IN_A_ROW)
         )
     report.add(label, taken, "ms", peer=theirs, aim=TWICE)
+
+
+def preset_rows(report: Report, clock: Clock, path: Path, preset: str, extent: Extent) -> None:
+    """Time the steps of a preset on a scene, and how long its kernels take of them.
+
+    The difference is the host's: a GPU that waits for its next kernel.
+    """
+    given = {"steps", "downscale", "eval_steps", "save_steps"}
+    config = TrainConfig(steps=extent.steps, downscale=extent.downscale, eval_steps=(), save_steps=())
+    config = PRESETS[preset].apply(config, given)
+    scene = load_training_scene(path, config)
+    trainer = Trainer(scene, config, device=clock.device)
+    try:
+        for _ in range(min(extent.steps_before, extent.steps - 4 * extent.timed_steps)):
+            trainer.train_step()
+        taken = clock.milliseconds(trainer.train_step, in_a_row=extent.timed_steps, rounds=3)
+        in_kernels = clock.milliseconds_of_kernels(trainer.train_step, extent.timed_steps)
+    finally:
+        trainer.close()
+    label = f"step of {preset}, {path.name}, {trainer.num_gaussians / 1e3:.0f} k"
+    report.add(label, taken, "ms")
+    report.add(f"{label}: in kernels", in_kernels, "ms")
 
 
 def graph_row(report: Report, clock: Clock, workload: Workload, label: str) -> None:
@@ -329,6 +355,18 @@ def measure_steps(bench: Bench) -> None:
     )
 
 
+def measure_presets(bench: Bench, scenes: list[Path]) -> None:
+    """Time steps of presets on the first scene."""
+    for preset in STEPPED_PRESETS if scenes else ():
+        label = f"step of {preset}"
+        if bench.report.has_time(label, 13.0 if bench.clock.device.type == "cuda" else 0.0):
+            attempt(
+                bench.report,
+                label,
+                lambda preset=preset: preset_rows(bench.report, bench.clock, scenes[0], preset, bench.extent),
+            )
+
+
 def measure_loads(bench: Bench) -> None:
     """Time pictures whose lists are long: splats of the cloud, made as large as that takes."""
     report, extent = bench.report, bench.extent
@@ -370,6 +408,8 @@ def measure(bench: Bench, parts: list[str], scenes: list[Path], end: float) -> N
         measure_cloud(bench)
     if "steps" in parts:
         measure_steps(bench)
+    if "presets" in parts:
+        measure_presets(bench, scenes)
     if "loads" in parts:
         measure_loads(bench)
     if "larger" in parts:

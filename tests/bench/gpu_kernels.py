@@ -89,6 +89,14 @@ def short_name(signature: str) -> str:
     return head.split("::")[-1].strip() + bracket + rest
 
 
+def alike(name: str) -> str:
+    """Return a short name as the profiler and ncu agree on it: one writes <false>, the other <(bool)0>."""
+    name = re.sub(r"\([\w:]+\)(?=\d)", "", name)
+    for word, number in (("false", "0"), ("true", "1")):
+        name = re.sub(rf"\b{word}\b", number, name)
+    return name.replace(" ", "")
+
+
 def profiled(step: Callable[[], object], device: torch.device) -> list[Kernel]:
     """Return the kernels of a step, the longest first; on the CPU its operators."""
     on_gpu = device.type == "cuda"
@@ -178,6 +186,7 @@ def copy_rate(clock: Clock, numbers: int) -> float:
 def counted(file: Path) -> dict[str, dict[str, float]]:
     """Return what ncu wrote (`--csv --page raw --print-units base`) of each kernel: sums over its launches.
 
+    The names are those of `alike`.
     Of shares the mean, weighted with the launches' times. Raises ValueError for a file without such a table.
     """
     lines = file.read_text().splitlines()
@@ -188,7 +197,7 @@ def counted(file: Path) -> dict[str, dict[str, float]]:
     for row in csv.DictReader(lines[first:]):
         if not row["ID"]:
             continue  # the line of the units
-        kernel = kernels[short_name(row["Kernel Name"])]
+        kernel = kernels[alike(short_name(row["Kernel Name"]))]
         time = _number(row[NANOSECONDS])
         kernel[NANOSECONDS] += time
         kernel[BYTES] += _number(row[BYTES])
@@ -228,7 +237,7 @@ def with_counts(kernels: list[Kernel], counts: dict[str, dict[str, float]]) -> l
     """Return kernels with what ncu counted, by their names."""
     told = []
     for kernel in kernels:
-        found = counts.get(kernel.name)
+        found = counts.get(alike(kernel.name))
         if found is None:
             told.append(replace(kernel, gigabytes=None, memory=None, arithmetic=None))
         else:

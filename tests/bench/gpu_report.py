@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 WARM_UPS, REPEATS = 3, 15
 FEWEST_REPEATS = 5  # where REPEATS would take longer than LONGEST
@@ -61,6 +62,17 @@ class Clock:
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end)
+
+    def milliseconds_of_kernels(self, work: Callable[[], object], times: int) -> float | None:
+        """Return how long the kernels of `work` run, the mean of so many times; None on the CPU."""
+        if not self._is_gpu:
+            return None
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            for _ in range(times):
+                work()
+            self.wait()
+        kernels = [event for event in found.events() or () if event.device_type.name == "CUDA"]
+        return sum(kernel.time_range.elapsed_us() for kernel in kernels) / times / 1e3
 
     def wait(self) -> None:
         """Return when the device has done all that it was given."""

@@ -264,7 +264,8 @@ part() {  # NAME SECONDS: one part of the measurements, in a process of its own
 all=$(left)
 part kernels 15
 part pictures $((all / 5))
-part steps 35
+part steps 60
+part presets 40
 millions=3
 [ -z "$rehearse" ] || millions=0.001
 within 80 "$PYTHON" tests/bench/gpu_kernels.py --device "$device" --millions "$millions" --json "$LOGS/longest.json" \

@@ -132,7 +132,7 @@ def test_what_there_is_no_time_or_no_file_for_is_left_out_with_the_reason(
     gpu.main(["--device", "cpu", "--tiny", "--seconds", "0", "--train", str(blob_folder)])
     table = capsys.readouterr().out.split("\n\n")[1]
     assert "left out: there is no shared/oracle with its file" in table
-    assert table.count("left out: no time was left") == 5  # the cloud, steps, loads, the viewer, the training
+    assert table.count("left out: no time was left") == 8  # cloud, steps, presets, loads, viewer, training
     assert "SSIM with gradient" in table
 
 
@@ -240,8 +240,8 @@ NCU = """==PROF== Connected to process 12
 "ID","Process ID","Kernel Name","dram__bytes.sum","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",\
 "gpu__time_duration.sum","sm__throughput.avg.pct_of_peak_sustained_elapsed"
 "","","","byte","%","ns","%"
-"0","12","void <unnamed>::raster<4>(const float *, int)","3,000,000","50","1000","20"
-"1","12","void <unnamed>::raster<4>(const float *, int)","1,000,000","10","3000","40"
+"0","12","void <unnamed>::raster<(bool)1, (splat::Model)4>(const float *, int)","3,000,000","50","1000","20"
+"1","12","void <unnamed>::raster<(bool)1, (splat::Model)4>(const float *, int)","1,000,000","10","3000","40"
 "2","12","at::native::fill(int)","8","1","10","2"
 """.replace("\\\n", "")
 
@@ -249,7 +249,8 @@ NCU = """==PROF== Connected to process 12
 def test_what_ncu_counts_is_summed_over_the_launches_of_a_kernel(tmp_path: Path) -> None:
     (tmp_path / "ncu.csv").write_text(NCU)
     found = gpu_kernels.counted(tmp_path / "ncu.csv")
-    kernels = [gpu_kernels.Kernel("raster<4>", "", 2, 1.0, 0.9), gpu_kernels.Kernel("sort", "", 1, 1.0, 0.1)]
+    named = "raster<true, (splat::Model)4>"  # as the profiler calls it
+    kernels = [gpu_kernels.Kernel(named, "", 2, 1.0, 0.9), gpu_kernels.Kernel("sort", "", 1, 1.0, 0.1)]
     raster, sort = gpu_kernels.with_counts(kernels, found)
     assert raster.gigabytes == pytest.approx(0.004)
     assert (raster.memory, raster.arithmetic) == (pytest.approx(0.2), pytest.approx(0.35))

@@ -16,7 +16,7 @@ from splatstudio.kernels.ops_training import rasterize_for
 from splatstudio.kernels.stages import Projected, Raster, RasterSettings
 
 NUM, SIDE = 700, 24
-LARGE = 1024  # px, a side from which on chunks are of 256 instead of 128
+LARGE = 2048  # px, a side from which on chunks are of 256 instead of 128
 PLACES = ("means2d", "conics", "depths", "opacities", "colors")
 
 
@@ -91,7 +91,7 @@ def test_chunks_of_a_large_picture_are_longer_and_say_the_same(depth: bool) -> N
     for mine, other in zip(ours[1:], expected[1:], strict=True):
         assert float((mine - other).norm()) <= 1e-4 * float(other.norm())
     # To the bit, whatever the room.
-    roomy = gradients(ops.rasterize, splats, LARGE, depth=depth, part=SIDE, room=2**19)
+    roomy = gradients(ops.rasterize, splats, LARGE, depth=depth, part=SIDE, room=2**20)
     for mine, other in zip(roomy, ours, strict=True):
         assert torch.equal(mine, other)
     for side, bytes_each in [(LARGE - 16, 40), (LARGE, 20)]:

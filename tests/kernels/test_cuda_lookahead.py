@@ -13,7 +13,7 @@ from torch import Tensor
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import StepGate
-from splatstudio.optimization import train_step as descent
+from splatstudio.optimization import gradients
 from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
@@ -86,7 +86,7 @@ class Step:
 @pytest.mark.parametrize("room", [100_000, 20])
 def test_a_step_can_be_captured_as_a_graph_and_replayed(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     black = torch.zeros(3, device="cuda")  # a copy from the host is no part of a graph
-    monkeypatch.setattr(descent, "to_device", lambda tensor, device: black)
+    monkeypatch.setattr(gradients, "to_device", lambda tensor, device: black)
     Step(room).queue()  # loads the kernels
     eager, replayed = Step(room), Step(room)
     before = replayed.gaussians.map(lambda tensor: tensor.detach().clone())

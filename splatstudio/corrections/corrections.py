@@ -115,8 +115,10 @@ class LearnedRows:
         square = exp_avg_sq / (1.0 - BETA2**steps)
         values = before["values"] - lr * mean / (square_root(square) + eps)
         after = {"values": values, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "num_steps": num_steps}
+        # All of them before the first is written: where memory is short, nothing has changed.
+        moved = {name: _through(gate, after[name], before[name]) for name in after}
         for name, tensor in self.tensors().items():
-            tensor.index_copy_(0, at, _through(gate, after[name], before[name]))
+            tensor.index_copy_(0, at, moved[name])
 
     @torch.no_grad()
     def center(self, gate: StepGate | None = None) -> None:

@@ -54,8 +54,7 @@ class Dropout:
         logits = gaussians.opacities
         with torch.no_grad():
             raised = self._raised(opacities_of(logits))
-            low = torch.full_like(logits, LEFT_OUT)
-            shown = torch.where(self.left_out(), low, (raised / (1.0 - raised)).log())
+            shown = (raised / (1.0 - raised)).log_().masked_fill_(self.left_out(), LEFT_OUT)
         if not logits.requires_grad or not torch.is_grad_enabled():
             return replace(gaussians, opacities=shown)
         return replace(gaussians, opacities=shown + (logits - logits.detach()) * self.slopes(logits))
@@ -66,7 +65,7 @@ class Dropout:
         opacities = opacities_of(logits)
         raised = self._raised(opacities)
         slopes = self.gain * opacities * (1.0 - opacities) / (raised * (1.0 - raised))
-        return torch.where(self.left_out(), torch.zeros_like(slopes), slopes)
+        return slopes.masked_fill_(self.left_out(), 0.0)
 
     def _raised(self, opacities: Tensor) -> Tensor:
-        return (opacities * self.gain).clamp(LEAST_OPACITY, MOST_OPACITY)
+        return (opacities * self.gain).clamp_(LEAST_OPACITY, MOST_OPACITY)

@@ -99,7 +99,7 @@ def opacities_of(logits: Tensor) -> Tensor:
     The last few of a tensor, and of each thread's part of it, `torch.sigmoid` rounds otherwise than the rest:
     a model that lies on several ranks would come to differ from the same one in a single process.
     """
-    return 1.0 / (1.0 + (-logits).exp())
+    return (1.0 + (-logits).exp()).reciprocal()
 
 
 def rgb_to_sh0(rgb: Tensor) -> Tensor:

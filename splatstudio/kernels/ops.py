@@ -254,6 +254,7 @@ def _project(
     return Projected(*_Project.apply(*inputs, *camera_numbers(camera, settings, raw=raw)))  # type: ignore[misc]
 
 
+@functools.lru_cache(maxsize=2)  # each step of a training asks twice for its camera, and a viewer beside it
 def camera_numbers(camera: Camera, settings: ProjectSettings, *, raw: bool) -> tuple[list[float], list[int]]:
     """Return a camera and how to project as the kernels take them (`settings_of` in csrc/binding.h).
 
@@ -320,9 +321,8 @@ def _rasterize(
 
 def _picture(p: Projected, settings: RasterSettings) -> Raster:
     """Composite on a GPU, without what only the way back would need."""
-    means2d = p.means2d.detach()
-    lists = _lists((means2d, p.conics, p.depths, p.opacities, p.colors, p.radii), settings)
-    background = settings.background.detach().to(means2d).contiguous()
+    lists = _lists((p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii), settings)
+    background = settings.background.to(p.means2d).contiguous()
     rgb, alpha, depth_sum = _native().raster_picture(
         *lists, background, settings.width, settings.height, settings.max_alpha
     )
@@ -332,7 +332,7 @@ def _picture(p: Projected, settings: RasterSettings) -> Raster:
 def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tensor, ...]:
     """Return splats, order, splat_starts, tile_starts, instances, slots of what was projected."""
     native, size = _native(), (settings.width, settings.height)
-    rows = [tensor.detach().contiguous() for tensor in tensors]
+    rows = [tensor.contiguous() for tensor in tensors]
     if settings.room is None:
         return native.bin(*rows, *size, num_threads())
     return native.bin_within(*rows, *size, settings.room)
@@ -349,7 +349,7 @@ class _Rasterize(torch.autograd.Function):
             p = projected
             rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
         lists = _lists(rows, settings)
-        background = settings.background.detach().to(means2d).contiguous()
+        background = settings.background.to(means2d).contiguous()
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
         )

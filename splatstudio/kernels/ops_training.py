@@ -55,17 +55,17 @@ class StepGate:
 
     num_instances: Tensor  # [1] int64
     room: int
-    loss: Tensor  # float32, a scalar
+    loss: Tensor  # float32, a scalar without gradient
 
     @property
     def arguments(self) -> tuple[Tensor, int, Tensor]:
         """Return what operators that end in `_within` take last."""
-        return self.num_instances, self.room, self.loss.detach()
+        return self.num_instances, self.room, self.loss
 
     @property
     def opened(self) -> Tensor:
         """Return what the kernels ask of it, [1] bool, for what torch's operations change."""
-        return (self.num_instances <= self.room) & self.loss.detach().isfinite()
+        return (self.num_instances <= self.room) & self.loss.isfinite()
 
 
 def has_step_gates(device: torch.device) -> bool:
@@ -166,11 +166,11 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
     if used_columns > 0 and not visible_only:
         late.add_step(gate)
     step = (
-        list(gaussians.detach().tensors().values()),
+        list(gaussians.tensors().values()),
         list(exp_avg.tensors().values()),
         list(exp_avg_sq.tensors().values()),
         projected.radii,
-        projected.colors.detach(),
+        projected.colors,
         [gradient.contiguous() for gradient in v_projected],
         view,
         options,
@@ -308,7 +308,7 @@ def project_lazy(
     `exp_avg`, `exp_avg_sq` [N, K-1, 3] are the moments of shN, `betas` beta1, beta2, eps.
     """
     view, options = camera_numbers(camera, settings, raw=True)
-    rows = list(gaussians.detach().tensors().values())
+    rows = list(gaussians.tensors().values())
     if late.num_steps == 0 or settings.sh_degree == 0:
         return Projected(*_native().project_fwd(*rows, view, options, num_threads()))
     steps = late.arguments(betas, num_threads())
@@ -362,7 +362,7 @@ def inject_noise(
 
     A `gate` may keep everything from changing. Raises RuntimeError when the kernels have not been built.
     """
-    g = gaussians.detach()
+    g = gaussians
     rows = (g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous())
     numbers = (amount, min_opacity, seed)
     if gate is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -244,8 +245,7 @@ def draw(
     shown = gaussians if dropout is None else dropout.drawn(gaussians.detach())
     projected = optimizer.project(shown, camera=camera, settings=settings)
     leaves = _stand_ins(projected)
-    color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
-    background = to_device(color, gaussians.device)
+    background = _background(options.background, gaussians.means.dtype, gaussians.device)
     raster_settings = RasterSettings(camera.width, camera.height, background, room=capacity)
     absgrad = observed and options.absgrad
     probe = torch.zeros_like(projected.means2d, requires_grad=True) if absgrad else None
@@ -263,6 +263,11 @@ def draw(
         num_instances=raster.num_instances,
         gain=1.0 if dropout is None else dropout.gain,
     )
+
+
+@lru_cache(maxsize=1)  # that of the last picture: nearly always the next one has the same
+def _background(color: tuple[float, float, float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return to_device(torch.tensor(color, dtype=dtype, device="cpu"), device)
 
 
 def _draw_by_autograd(
@@ -404,9 +409,11 @@ def _stand_ins(projected: Projected) -> Projected:
     The optimizer's step reads only these two.
     """
 
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.new_empty(()).expand(tensor.shape).requires_grad_()
-
     p = projected
+    nothing = p.means2d.new_empty(())
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return nothing.expand(tensor.shape).requires_grad_()
+
     colors = p.colors.detach().requires_grad_()
     return Projected(leaf(p.means2d), leaf(p.conics), leaf(p.depths), leaf(p.opacities), colors, p.radii)

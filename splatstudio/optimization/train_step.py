@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -65,21 +66,24 @@ class StepReport:
 
     num_views: int
     num_counted: int  # pictures of which the instances are among the numbers
-    numbers: ReadBack  # in the order of `StepResult`: total, losses, instances, costs and PSNR where wanted
+    # Losses, their total where there are several, instances, and costs and PSNR where wanted.
+    numbers: ReadBack
     twists: ReadBack | None  # of the cameras, where they are asked for
 
     def read(self) -> StepResult:
         """Return the numbers as soon as they are there."""
         num, counted = self.num_views, self.num_counted
-        total, *numbers = self.numbers.read()
-        losses, needed, rest = numbers[:num], numbers[num : num + counted], numbers[num + counted :]
-        costs, score = (rest[:num], rest[num:]) if num > 1 else ([], rest)
+        numbers = iter(self.numbers.read())
+        losses = tuple(islice(numbers, num))
+        total = losses[0] if num == 1 else next(numbers)
+        needed = tuple(islice(numbers, counted))
+        costs = tuple(islice(numbers, num)) if num > 1 else ()
         twists = () if self.twists is None else self.twists.read()
         return StepResult(
-            tuple(losses),
-            tuple(costs),
+            losses,
+            costs,
             poses=torch.tensor(twists, dtype=torch.float64, device="cpu").view(-1, 6).unbind(),
-            psnr=score[0] if score else None,
+            psnr=next(numbers, None),
             total=total,
             num_instances=tuple(map(int, needed)),
         )
@@ -321,12 +325,13 @@ def _observed(output: RenderOutput, gradients: Gradients, plan: StepPlan) -> lis
 def _asked(numbers: _Numbers, size: int | None) -> tuple[StepGate | None, ReadBack]:
     """Return the gate of a step on all its pictures, and their numbers on the way to the host."""
     losses, counts = numbers.losses, numbers.counts
-    total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+    totals = losses if len(losses) == 1 else [torch.stack(losses).sum()]
     gate = None
     if size is not None:
         most = counts[0] if len(counts) == 1 else torch.cat(counts).amax(dim=0, keepdim=True)
-        gate = StepGate(most, size, total)
-    return gate, ReadBack(total, *losses, *counts, *numbers.costs, *numbers.score)
+        gate = StepGate(most, size, totals[0])
+    of_several = totals if len(losses) > 1 else []
+    return gate, ReadBack(*losses, *of_several, *counts, *numbers.costs, *numbers.score)
 
 
 def _scaled(regularization: Regularization, factor: float) -> Regularization:

@@ -18,7 +18,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops, reference_modes
 from splatstudio.kernels.stages import ALPHA_THRESHOLD, Projected, ProjectSettings, RasterSettings, Shapes
 from splatstudio.rendering.modes import ColorMapName, DrawnMode, Legend
-from splatstudio.rendering.render import RenderOptions, render, render_image, stages_for, to_uint8
+from splatstudio.rendering.render import RenderOptions, render, stages_for, to_uint8
 
 # 33 colors each at equal distances. Turbo: Mikhailov 2019; viridis: Smith and van der Walt 2015.
 _STOPS: dict[ColorMapName, str] = {
@@ -67,10 +67,15 @@ def colored(values: Tensor, low: float, high: float, name: ColorMapName) -> Tens
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture, [H, W, 3] uint8, and what its colors mean (None: they are the model's own)."""
+    """A picture and what its colors mean (None: they are the model's own)."""
 
-    image: np.ndarray
+    pixels: Tensor  # [H, W, 3] uint8 on the device that drew it
     legend: Legend | None = None
+
+    @property
+    def image(self) -> np.ndarray:
+        """Return the pixels in the machine's memory; from a GPU that is a copy."""
+        return self.pixels.cpu().numpy()
 
 
 def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
@@ -106,7 +111,7 @@ def error_picture(
     legend = Legend(0.0, max(high, MIN_ERROR_RANGE), "error (0-255)", "turbo")
     image = colored(error, legend.low, legend.high, legend.color_map)
     image[~shown] = OUTSIDE
-    return Picture(image.cpu().numpy(), legend)
+    return Picture(image, legend)
 
 
 @torch.no_grad()
@@ -152,7 +157,7 @@ def photo_in_view(rgb: Tensor, mask: Tensor | None, photo: Camera, view: Camera)
 
 
 def _color(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    return Picture(render_image(gaussians, camera, options))
+    return Picture(to_uint8(render(gaussians, camera, options).rgb))
 
 
 def _depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
@@ -168,14 +173,14 @@ def _median_depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) 
 def _alpha(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
     percent = render(gaussians, camera, options).alpha * 100.0
     legend = Legend(0.0, 100.0, "% covered", "gray")
-    return Picture(colored(percent, legend.low, legend.high, legend.color_map).cpu().numpy(), legend)
+    return Picture(colored(percent, legend.low, legend.high, legend.color_map), legend)
 
 
 def _count(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
     projected, settings = _projected(gaussians, camera, options)
     count = _modes_for(gaussians).rasterize_median(projected, settings).count.float()
     legend = Legend(0.0, max(float(count.max()), 1.0), "splats", "viridis")
-    return Picture(colored(count, legend.low, legend.high, legend.color_map).cpu().numpy(), legend)
+    return Picture(colored(count, legend.low, legend.high, legend.color_map), legend)
 
 
 def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
@@ -186,7 +191,7 @@ def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pi
     raster = stages_for(gaussians.means).rasterize(replace(projected, colors=normals), black)
     unit = functional.normalize(raster.rgb, dim=-1) * raster.rgb.new_tensor([0.5, -0.5, -0.5]) + 0.5
     alpha = raster.alpha[..., None]
-    return Picture(_bytes(torch.where(alpha >= SEEN_ALPHA, unit, settings.background)))
+    return Picture(to_uint8(torch.where(alpha >= SEEN_ALPHA, unit, settings.background)))
 
 
 def _ellipsoids(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
@@ -200,7 +205,7 @@ def _ellipsoids(gaussians: Gaussians, camera: Camera, options: RenderOptions) ->
     radii = torch.where(projected.radii > 0, radii, 0)
     hulls = _with_hull(projected, ELLIPSOID_HULL, radii)
     surfaces = _shapes(gaussians, projected, camera).surfaces
-    return Picture(_bytes(_modes_for(gaussians).rasterize_solid(hulls, surfaces, settings).rgb))
+    return Picture(to_uint8(_modes_for(gaussians).rasterize_solid(hulls, surfaces, settings).rgb))
 
 
 def _points(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
@@ -210,7 +215,7 @@ def _points(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pic
     points = replace(projected, conics=round_conic.expand_as(projected.conics))
     flat = projected.means2d.new_zeros(len(gaussians), 4)
     solid = _modes_for(gaussians).rasterize_solid(_with_hull(points, 1.0, radii), flat, settings)
-    return Picture(_bytes(solid.rgb))
+    return Picture(to_uint8(solid.rgb))
 
 
 _MODES: dict[DrawnMode, Callable[[Gaussians, Camera, RenderOptions], Picture]] = {
@@ -261,7 +266,7 @@ def _heat(depth: Tensor, seen: Tensor, options: RenderOptions) -> Picture:
     legend = Legend(low, high, "scene units", "turbo")
     image = colored(depth, low, high, legend.color_map)
     background = to_uint8(depth.new_tensor(options.background))
-    return Picture(torch.where(seen[..., None], image, background).cpu().numpy(), legend)
+    return Picture(torch.where(seen[..., None], image, background), legend)
 
 
 def _range(values: Tensor, share: float) -> tuple[float, float]:
@@ -274,7 +279,3 @@ def _range(values: Tensor, share: float) -> tuple[float, float]:
     low, high = ends.tolist()
     least = max(1e-6, 1e-3 * abs(high))
     return (low, high) if high - low > least else (low - least, high + least)
-
-
-def _bytes(rgb: Tensor) -> np.ndarray:
-    return to_uint8(rgb).cpu().numpy()

@@ -313,7 +313,9 @@ class ViewRenderer:
         picture, notice = self._painter.paint(
             model.gaussians, camera, model.options, wanted.options, model.scene
         )
-        self._slots.view(slot, camera.height, camera.width)[:] = picture.image
+        # From a GPU into the slot itself: in memory that is new for each picture every page is missing first.
+        image = torch.from_numpy(self._slots.view(slot, camera.height, camera.width))
+        image.copy_(picture.pixels)
         return Frame(
             view=wanted.view,
             seq=wanted.seq,

@@ -34,7 +34,7 @@ from splatstudio.settings.config import TrainConfig, changed, check, declaration
 from splatstudio.strategy.after_step import grow, with_lower_limit
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.make_strategy import make_strategy
-from splatstudio.strategy.population import PERSISTENT_ID, Population, trainable
+from splatstudio.strategy.population import PERSISTENT_ID, Population, trainable, unless_short
 from splatstudio.strategy.shapes import ShapeLimits
 from splatstudio.training.data.photo_queue import PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at
@@ -328,7 +328,11 @@ class Trainer:
         population, corrections = parts.population, parts.corrections
         self.whole = False
         step.apply()
-        corrections.finish(step.others, step=index, config=config, gate=gate)
+        finish = partial(corrections.finish, step.others, step=index, config=config, gate=gate)
+        if self.ranks.num_ranks == 1:
+            unless_short(population, finish)
+        else:  # those of all ranks are to stay the same
+            finish()
         if step.result is not None:
             self._learn_from(drawn, step.result)
         options = replace(drawn.plan.options, absgrad=False)

@@ -54,8 +54,9 @@ __device__ __forceinline__ void put_row(BlockGradients& out, int row, const RowG
 
 // The block's rows that are in sight, in their order.
 struct VisibleRows {
+  // One load, which shall not take in what is written beside it.
+  alignas(16) int of_warps[kRows / kWarp];
   int num;
-  int of_warps[kRows / kWarp];
   uint8_t rows[kRows];
 };
 

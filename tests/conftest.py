@@ -42,11 +42,15 @@ WAIT, CALCULATE = "runtime", ("portable", "poses", "kernels")
 collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let hypothesis try the same examples on every machine, however slow, and tests hear every signal.
 
-    `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
+    Tests see a GPU that is there only where those of the mark `cuda` are asked for: the others know what a CPU
+    computes, to the bit. `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
     """
+    asked = config.option.markexpr
+    if Path("/dev/nvidiactl").exists() and ("cuda" not in asked or "not cuda" in asked):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     same = {"derandomize": True, "database": None, "deadline": None}
     settings.register_profile("same", max_examples=40, suppress_health_check=[HealthCheck.too_slow], **same)
     longer = {"max_examples": 3000, "derandomize": False}

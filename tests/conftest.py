@@ -45,8 +45,9 @@ collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"
 def pytest_configure(config: pytest.Config) -> None:
     """Let hypothesis try the same examples on every machine, however slow, and tests hear every signal.
 
-    Tests see a GPU that is there only where those of the mark `cuda` are asked for: the others know what a CPU
-    computes, to the bit. `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
+    A GPU is seen by tests only where those of the mark `cuda` are asked for: others know the bits of a CPU.
+
+    `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
     """
     asked = config.option.markexpr
     if Path("/dev/nvidiactl").exists() and ("cuda" not in asked or "not cuda" in asked):

@@ -301,32 +301,7 @@ __global__ void __launch_bounds__(kWarp, kBlocks)
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-constexpr int kFewRows = 32;      // that a thread adds up alone
-constexpr int kStagedRows = 128;  // of the splats of a warp, that are loaded at once
-constexpr int kGatherThreads = 128;
-
-// Rows of the slab in shared memory, a number of all of them after the other.
-template <bool plain>
-struct StagedRows {
-  static constexpr int kSize = plain ? kPlainSlabSize : kSlabSize;
-  int32_t slots[kStagedRows];
-  float numbers[kSize][kStagedRows];
-
-  __device__ __forceinline__ void put(int place, const Collected& row) {
-    const float values[kSlabSize] = {row.red, row.green, row.blue, row.q,     row.qx,    row.qy,
-                                     row.qxx, row.qxy,   row.qyy,  row.depth, row.abs_x, row.abs_y};
-    SPLAT_UNROLL
-    for (int k = 0; k < kSize; ++k) numbers[k][place] = values[k];
-  }
-
-  __device__ __forceinline__ Collected get(int place) const {
-    float values[kSlabSize] = {};
-    SPLAT_UNROLL
-    for (int k = 0; k < kSize; ++k) values[k] = numbers[k][place];
-    return {values[0], values[1], values[2], values[3], values[4],  values[5],
-            values[6], values[7], values[8], values[9], values[10], values[11]};
-  }
-};
+constexpr int64_t kFewRows = 32;  // that a thread adds up alone
 
 __device__ __forceinline__ float warp_sum(float x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
@@ -339,53 +314,27 @@ __device__ Collected warp_sum(const Collected& x) {
           warp_sum(x.qyy), warp_sum(x.depth), warp_sum(x.abs_x), warp_sum(x.abs_y)};
 }
 
-// The sum of x over the lanes before this one.
-__device__ __forceinline__ int sum_before(int x, int lane) {
-  int sum = x;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += before;
-  }
-  return sum - x;
-}
+// A thread has so many rows under way at once: one after the other it would wait for each, while
+// the memory idles. That the lanes of a warp load the rows of all into shared memory is no faster.
+constexpr int kRowsAtOnce = 4;
 
-// Loads the rows whose slots are staged, as many of a lane's at once as there are.
 template <bool plain>
-__device__ __forceinline__ void load_staged(const RasterBwd& args, int num, int lane,
-                                            StagedRows<plain>& staged) {
-  constexpr int kEach = kStagedRows / kWarp;
-  RowState states[kEach];
-  SPLAT_UNROLL
-  for (int k = 0; k < kEach; ++k) {
-    const int place = k * kWarp + lane;
-    states[k] = place < num ? row_state<plain>(args, staged.slots[place]) : RowState{false, 0.0f};
-  }
-  SPLAT_UNROLL
-  for (int k = 0; k < kEach; ++k) {
-    const int place = k * kWarp + lane;
-    if (place < num) staged.put(place, load_row<plain>(args, staged.slots[place], states[k]));
-  }
-}
-
-// The sum of each lane's `num` rows from `begin` on, in their order: the lanes of a warp load the
-// rows of all, each would wait for its own one after the other.
-template <bool plain>
-__device__ Collected sums_of_few(const RasterBwd& args, int64_t begin, int num, int lane,
-                                 StagedRows<plain>& staged) {
+__device__ Collected sum_of_rows(const RasterBwd& args, int64_t begin, int64_t end, int stride) {
   Collected sum = {};
-  const int before = sum_before(num, lane);
-  const int all = __shfl_sync(kAllLanes, before + num, kWarp - 1);
-  for (int first = 0; first < all; first += kStagedRows) {
-    const int own_first = before > first ? before : first;
-    const int own_end = before + num < first + kStagedRows ? before + num : first + kStagedRows;
-    for (int row = own_first; row < own_end; ++row) {
-      staged.slots[row - first] = static_cast<int32_t>(begin + row - before);
+  for (int64_t first = begin; first < end; first += kRowsAtOnce * stride) {
+    RowState states[kRowsAtOnce];
+    Collected rows[kRowsAtOnce];
+    SPLAT_UNROLL
+    for (int k = 0; k < kRowsAtOnce; ++k) {
+      const int64_t slot = first + k * stride;
+      states[k] = slot < end ? row_state<plain>(args, slot) : RowState{false, 0.0f};
     }
-    __syncwarp();
-    load_staged<plain>(args, all - first < kStagedRows ? all - first : kStagedRows, lane, staged);
-    __syncwarp();
-    for (int row = own_first; row < own_end; ++row) add(sum, staged.get(row - first));
-    __syncwarp();
+    SPLAT_UNROLL
+    for (int k = 0; k < kRowsAtOnce; ++k) {
+      rows[k] = load_row<plain>(args, first + k * stride, states[k]);
+    }
+    SPLAT_UNROLL
+    for (int k = 0; k < kRowsAtOnce; ++k) add(sum, rows[k]);
   }
   return sum;
 }
@@ -393,21 +342,15 @@ __device__ Collected sums_of_few(const RasterBwd& args, int64_t begin, int num, 
 // The sum of each lane's rows. Those of a splat of many tiles are the whole warp's work: a splat
 // that covers the image would keep one thread for as long as all others take together.
 template <bool plain>
-__device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end,
-                                  StagedRows<plain>& staged) {
+__device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end) {
   const int lane = threadIdx.x % kWarp;
   const bool many = end - begin > kFewRows;
-  Collected sum =
-      sums_of_few<plain>(args, begin, many ? 0 : static_cast<int>(end - begin), lane, staged);
+  Collected sum = sum_of_rows<plain>(args, begin, many ? begin : end, 1);
   for (unsigned left = __ballot_sync(kAllLanes, many); left != 0; left &= left - 1) {
     const int owner = __ffs(static_cast<int>(left)) - 1;
     const int64_t its_begin = __shfl_sync(kAllLanes, begin, owner);
     const int64_t its_end = __shfl_sync(kAllLanes, end, owner);
-    Collected part = {};
-    for (int64_t slot = its_begin + lane; slot < its_end; slot += kWarp) {
-      add(part, load_row<plain>(args, slot, row_state<plain>(args, slot)));
-    }
-    const Collected all = warp_sum(part);
+    const Collected all = warp_sum(sum_of_rows<plain>(args, its_begin + lane, its_end, kWarp));
     if (lane == owner) sum = all;
   }
   return sum;
@@ -415,14 +358,13 @@ __device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t 
 
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
 template <bool plain>
-__global__ void __launch_bounds__(kGatherThreads) gather_kernel(RasterBwd args) {
-  __shared__ StagedRows<plain> staged[kGatherThreads / kWarp];
+__global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   const int64_t i = global_index();
   const bool present = i < args.splats.num;
   // Of a list without room for all only what is in it has a row of the slab.
   const int64_t begin = present ? smaller(args.lists.splat_starts[i], args.lists.num) : 0;
   const int64_t end = present ? smaller(args.lists.splat_starts[i + 1], args.lists.num) : 0;
-  const Collected sum = sums_of_warp<plain>(args, begin, end, staged[threadIdx.x / kWarp]);
+  const Collected sum = sums_of_warp<plain>(args, begin, end);
   if (!present) return;
   const int64_t at = args.splats.order[i];
   // A splat without a tile has nothing packed.
@@ -463,8 +405,7 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) 
 
 void gather_slab(const RasterBwd& args, Stream stream) {
   const auto kernel = args.slab_size == kPlainSlabSize ? gather_kernel<true> : gather_kernel<false>;
-  launch("gather", kernel, blocks_for(args.splats.num, kGatherThreads), kGatherThreads, stream,
-         args);
+  launch("gather", kernel, blocks_for(args.splats.num), kThreads, stream, args);
 }
 
 }  // namespace splat::cuda

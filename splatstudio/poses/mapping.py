@@ -295,9 +295,13 @@ def _keep(
             sync_file(file)
         sync_folder(folder)
     sync_folder(store.mapping)
-    # A crash between these lines leaves no poses rather than those of one and the report of another.
-    shutil.rmtree(store.sparse, ignore_errors=True)
+    # A crash between these lines leaves no poses rather than those of one and the report of another. Who
+    # reads them meanwhile sees by `replaced` that there are others at once.
+    shutil.rmtree(store.replaced, ignore_errors=True)
+    if store.sparse.exists():
+        put_in_place(store.sparse, store.replaced)
     put_in_place(store.mapping, store.sparse)
+    shutil.rmtree(store.replaced, ignore_errors=True)
     write_record(store.report_file, report)
     write_durably(store.path / "report.txt", (report_text(report) + "\n").encode())
     store.growing_file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from splatstudio.error_text import first_line
 from splatstudio.files.outputs import make_folder, open_output
 from splatstudio.operating_system import NO_LOCKS, remove_locked, take_lock
 from splatstudio.poses.records import Manifest, PoseReport, read_record
-from splatstudio.scene.layout import STORE, estimated_poses
+from splatstudio.scene.layout import REPLACED, STORE, estimated_poses
 
 PAIR_FACTOR = 2**31 - 1  # COLMAP's number of a pair is the smaller image's times this, plus the larger's
 
@@ -36,6 +36,7 @@ class PoseStore:
         self.masks = self.path / "masks"
         self.database = self.path / "database.db"
         self.sparse = self.path / "sparse"
+        self.replaced = self.path / REPLACED  # for a moment, the models in whose place others are put
         self.mapping = self.path / "mapping"  # models that are being made
         self.growing_file = self.path / "growing.npz"  # the one that grows just now, see `growing`
         self.wanted_file = self.path / "so-far.wanted"  # asks the mapping to keep what there is

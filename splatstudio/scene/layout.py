@@ -18,6 +18,7 @@ DEEPEST = 2  # levels below the folder that is named
 MOST_FOLDERS = 2000  # looked into; a folder with more is no scene's
 MOST_LISTED = 8
 STORE = ".splatstudio"  # the folder in which estimated poses are kept
+REPLACED = "sparse.before"  # there, what others are being put in place of, for a moment
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mts", ".3gp")
 # Folders of what belongs to a scene, beside its poses.
 PICTURES = ("images", "masks", "depth", "normals")
@@ -110,6 +111,19 @@ def estimated_poses(source: Path) -> Path:
     if is_video(source):
         return source.parent / STORE / source.name
     return source / STORE / "poses"
+
+
+def estimated_state(source: Path) -> object:
+    """Return what tells the estimated poses of `source` from others that replace them.
+
+    It is equal as long as they stay, and equals nothing while others are being put in their place.
+    """
+    store = estimated_poses(source)
+    try:
+        status = (store / "sparse").stat()
+    except OSError:
+        return object() if (store / REPLACED).exists() else None
+    return status.st_ino, status.st_mtime_ns
 
 
 def pose_files(folder: Path) -> PoseFiles | None:

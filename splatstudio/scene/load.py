@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ from splatstudio.scene.layout import (
     NoPhotos,
     PoseFiles,
     estimated_poses,
+    estimated_state,
     is_video,
     pose_files,
     posed_by,
@@ -57,6 +59,7 @@ READERS: Mapping[str, Callable[[Path], PosedFrames]] = {
 }
 
 # Who names one of them means its folder.
+REPLACING_SECONDS = 2.0  # far longer than an estimation needs to put poses in place of others
 FILES_OF_SCENES = [f"{part}.{kind}" for part in PARTS for kind in KINDS]
 FILES_OF_SCENES += [f"transforms_{split}.json" for split in ("train", "val", "test")]
 
@@ -103,16 +106,38 @@ def load_scene(
     if is_archive(folder):
         archive, folder = folder, unpacked(folder)
         notes = (f"{archive} is unpacked: {folder} is opened",)
-    if is_video(folder):
-        folder = _poses_of_video(folder)
-    images = None if images_folder is None else _photos(folder, images_folder)
-    capture = _read(folder, downscale, images, model)
+
+    def read() -> tuple[Path, Capture]:
+        scene = _poses_of_video(folder) if is_video(folder) else folder
+        images = None if images_folder is None else _photos(scene, images_folder)
+        return scene, _read(scene, downscale, images, model)
+
+    folder, capture = _of_one_estimation(folder, read)
     if not capture.shots:
         raise ValueError(f"{folder} holds no photo with a pose")
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
     return replace(scene, test_images=tuple(test_images), notes=(*notes, *scene.notes))
+
+
+def _of_one_estimation(source: Path, read: Callable[[], tuple[Path, Capture]]) -> tuple[Path, Capture]:
+    """Return what `read` does of `source`, with the same poses from its beginning to its end.
+
+    An estimation beside it may put others in their place. Raises ValueError as `read` does.
+    """
+    deadline = time.monotonic() + REPLACING_SECONDS
+    while True:
+        before, late = estimated_state(source), time.monotonic() > deadline
+        try:
+            found = read()
+        except ValueError:
+            if late or estimated_state(source) == before:
+                raise
+        else:
+            if late or estimated_state(source) == before:
+                return found
+        time.sleep(0.02)
 
 
 def _poses_of_video(video: Path) -> Path:

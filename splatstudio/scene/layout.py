@@ -122,7 +122,8 @@ def estimated_state(source: Path) -> object:
     try:
         status = (store / "sparse").stat()
     except OSError:
-        return object() if (store / REPLACED).exists() else None
+        # Not a path's own `exists`, which fails where nothing may be looked at.
+        return object() if os.path.lexists(store / REPLACED) else None
     return status.st_ino, status.st_mtime_ns
 
 

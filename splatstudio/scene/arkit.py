@@ -60,16 +60,24 @@ def read_scanner_app(folder: Path) -> PosedFrames:
 
 
 def read_record3d(path: Path) -> PosedFrames:
-    """Return the frames of Record3D's metadata: K column by column, poses as quaternions xyzw and places."""
+    """Return the frames of Record3D's metadata: K column by column, poses as quaternions xyzw and places.
+
+    Newer ones tell fx, fy, cx, cy of each frame, too: a phone focuses while it records.
+    """
     top = Values(f"{path}", _object(path))
-    k = top.numbers("K", 9).reshape(3, 3).T
-    lens = focal_lens(top, top.size("w", "h"), k[0, 0], k[1, 1], k[0, 2], k[1, 2])
-    poses = top.values.get("poses")
+    k, size = top.numbers("K", 9).reshape(3, 3).T, top.size("w", "h")
+    lens = focal_lens(top, size, k[0, 0], k[1, 1], k[0, 2], k[1, 2])
+    poses, each = top.values.get("poses"), top.values.get("perFrameIntrinsicCoeffs")
     if not isinstance(poses, list):
         raise top.error("has no list of poses")
+    if each and not (isinstance(each, list) and len(each) == len(poses)):
+        raise top.error("does not have as many perFrameIntrinsicCoeffs as poses")
     frames = []
     for number, pose in enumerate(poses):
-        values = Values(f"{path}, pose {number},", {"pose": pose})
+        own = {"perFrameIntrinsicCoeffs": each[number]} if each else {}
+        values = Values(f"{path}, pose {number},", {"pose": pose, **own})
+        if each:
+            lens = focal_lens(values, size, *values.numbers("perFrameIntrinsicCoeffs", 4))
         x, y, z, w, *place = values.numbers("pose", 7)
         axes = colmap_pose(np.array([w, x, y, z]), np.zeros(3), values.where)[:3, :3]
         frames.append(PosedFrame(str(number), _view(values, np.column_stack([axes, place])), fixed(lens)))

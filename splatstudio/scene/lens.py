@@ -27,10 +27,11 @@ class Lens:
     """Intrinsics of one picture file in pixels, with the center of its top-left pixel at (0.5, 0.5).
 
     `kind` "brown" has distortion (k1, k2, p1, p2, k3) on the image plane (Brown 1966, as OpenCV and COLMAP
-    write it), or with a k4 behind, of the radius' eighth power, as Metashape has it; "fisheye" has
-    (k1, k2, k3, k4) on the angle (Kannala and Brandt 2006). The others have COLMAP's parameters in its order
-    (see `lens_models`); "equirectangular" is a panorama, with pixels a radian as its focal lengths. `model`
-    is the file's own word for it and has no influence.
+    write it), or with Metashape's two behind: a k4 of the radius' eighth power, and the skew of the pixels
+    over fx; "fisheye" has (k1, k2, k3, k4) on the angle (Kannala and Brandt 2006). The others have COLMAP's
+    parameters in its order (see `lens_models`), that of Metashape's fisheye with the skew behind;
+    "equirectangular" is a panorama, with pixels a radian as its focal lengths. `model` is the file's own
+    word for it and has no influence.
     """
 
     width: int

@@ -68,14 +68,20 @@ def _tangential(points: np.ndarray, p1: float, p2: float) -> np.ndarray:
     return product * np.array([p1, p2]) + np.array([p2, p1]) * (s + 2 * points * points)
 
 
+def _skewed(points: np.ndarray, skew: float) -> np.ndarray:
+    """Return points of a sensor whose columns lean: Metashape's B2 over the focal length along x."""
+    return points + points[..., 1:] * np.array([skew, 0.0])
+
+
 def _padded(coefficients: Sequence[float], num: int) -> tuple[float, ...]:
     return (*coefficients, *(0.0,) * num)[:num]
 
 
 def _brown(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
     points = _plane(directions)
-    k1, k2, p1, p2, k3, k4 = _padded(coefficients, 6)
-    return points * _polynomial(_squared(points), (k1, k2, k3, k4)) + _tangential(points, p1, p2)
+    k1, k2, p1, p2, k3, k4, skew = _padded(coefficients, 7)
+    bent = points * _polynomial(_squared(points), (k1, k2, k3, k4)) + _tangential(points, p1, p2)
+    return _skewed(bent, skew)
 
 
 def _rational(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
@@ -94,10 +100,11 @@ def _fisheye(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarra
 
 
 def _thin_prism_fisheye(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
-    k1, k2, p1, p2, k3, k4, sx, sy = _padded(coefficients, 8)
+    k1, k2, p1, p2, k3, k4, sx, sy, skew = _padded(coefficients, 9)
     points = _equidistant(directions)
     s = _squared(points)
-    return points * _polynomial(s, (k1, k2, k3, k4)) + _tangential(points, p1, p2) + s * np.array([sx, sy])
+    bent = points * _polynomial(s, (k1, k2, k3, k4)) + _tangential(points, p1, p2)
+    return _skewed(bent + s * np.array([sx, sy]), skew)
 
 
 def _rad_tan_thin_prism_fisheye(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:

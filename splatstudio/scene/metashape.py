@@ -25,8 +25,6 @@ from splatstudio.scene.posed_frames import (
     view_of,
 )
 
-MOST_SKEW = 1e-3  # of the focal length, a pixel of a picture a thousand pixels high
-
 
 def read_metashape(path: Path) -> PosedFrames:
     """Return what the file holds: cameras that are enabled and aligned, of the component with most of them.
@@ -99,11 +97,11 @@ def _lens(path: Path, sensor: ElementTree.Element) -> Lens:
     fx = values.number("fx") if "fx" in told else focal + values.number("b1", 0.0)
     center = 0.5 * width + values.number("cx", 0.0), 0.5 * height + values.number("cy", 0.0)
     plain = focal_lens(values, size, fx, focal, *center)
-    if abs(values.number("b2", 0.0)) > MOST_SKEW * focal:
-        raise values.error("has skewed pixels (b2), which are not supported: fit the lens without B2")
+    skew = values.number("b2", 0.0) / fx
     k1, k2, k3, k4, p1, p2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
     if kind == "fisheye":
-        prism = (k1, k2, p2, p1, k3, k4, 0.0, 0.0)
+        prism = (k1, k2, p2, p1, k3, k4, 0.0, 0.0, skew)
         return Lens(*size, fx, focal, plain.cx, plain.cy, "thin_prism_fisheye", prism, "FISHEYE")
-    brown = (k1, k2, p2, p1, k3) if k4 == 0 else (k1, k2, p2, p1, k3, k4)
+    brown = (k1, k2, p2, p1, k3, k4, skew)
+    brown = brown if skew != 0 else brown[:6] if k4 != 0 else brown[:5]
     return Lens(*size, fx, focal, plain.cx, plain.cy, "brown", brown, "FRAME")

@@ -12,6 +12,7 @@ from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape
 
 from splatstudio.scene.capture import CapturedPhoto
 from splatstudio.scene.layout import OTHERS, pose_files
+from splatstudio.scene.lens_models import project
 from splatstudio.scene.load import READERS, load_scene
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
@@ -111,6 +112,39 @@ def test_a_fisheye_of_each_program_is_one_of_colmap_s(tmp_path: Path) -> None:
     assert (lens.kind, lens.distortion) == ("fisheye", (0.01, 0.002)) and math.isclose(lens.fx, 0.6 * 48)
 
 
+@pytest.mark.parametrize("kind", ["frame", "fisheye"])
+def test_skewed_pixels_of_metashape_are_where_its_manual_says(tmp_path: Path, kind: str) -> None:
+    folder = write_metashape(tmp_path / "a")
+    told = "<k1>0.05</k1><p1>0.003</p1><b1>2</b1>"
+    file = folder / "cameras.xml"
+    text = file.read_text().replace('type="frame"', f'type="{kind}"')
+    file.write_text(text.replace("</calibration>", f"{told}</calibration>"))
+    straight = load_scene(folder).views[0].lens
+    file.write_text(text.replace("</calibration>", f"{told}<b2>1.5</b2></calibration>"))
+    scene = load_scene(folder)
+    leaning = scene.views[0].lens
+    directions = np.random.default_rng(0).normal(size=(50, 3)) * [0.2, 0.2, 0.0] + [0, 0, 1]
+    points = project(straight.kind, straight.distortion, directions)
+    bent = project(leaning.kind, leaning.distortion, directions)
+    # u = w / 2 + cx + x f + x B1 + y B2, and v knows nothing of it.
+    expected = points * [straight.fx, straight.fy] + points[:, 1:] * [1.5, 0.0]
+    np.testing.assert_allclose(bent * [leaning.fx, leaning.fy], expected, atol=1e-9)
+    camera = scene.views[0].camera  # the photo that is trained is a pinhole's, with square columns
+    assert camera.K[0, 1] == 0 and leaning.distorted and camera.width > 0.7 * TINY.width
+
+
+def test_each_frame_of_record3d_may_have_a_focus_of_its_own(tmp_path: Path) -> None:
+    folder = WRITERS["Record3D"](tmp_path / "scene")
+    content = json.loads((folder / "metadata").read_text())
+    each = [[TINY.focal + i, TINY.focal + i, CENTER[0], CENTER[1] + 0.1 * i] for i in range(len(TINY.names))]
+    write_json(folder / "metadata", content | {"perFrameIntrinsicCoeffs": each})
+    for i, view in enumerate(load_scene(folder).views):
+        assert view.camera.K[0, 0] == view.camera.K[1, 1] == TINY.focal + i
+        assert view.camera.K[1, 2] == pytest.approx(CENTER[1] + 0.1 * i)
+    write_json(folder / "metadata", content | {"perFrameIntrinsicCoeffs": []})
+    check(load_scene(folder))
+
+
 def text_with(folder: Path, file: str, old: str, new: str) -> None:
     text = (folder / file).read_text()
     assert old in text
@@ -128,13 +162,14 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
     "encoding": ("Metashape", XML, "UTF-8", "UTkF-8", "is not valid XML: unknown encoding"),
     "sensor": ("Metashape", XML, 'sensor_id="0"', 'sensor_id="7"', "a sensor that the file does not hold"),
     "cylinder": ("Metashape", XML, 'type="frame"', 'type="cylindrical"', "'cylindrical', which is not"),
-    "skew": ("Metashape", XML, "<cx>", "<b2>9</b2><cx>", "skewed pixels"),
+    "skew": ("Metashape", XML, "<cx>", "<b2>x</b2><cx>", "b2 = 'x', which is not a number"),
     "transform": ("Metashape", XML, "<transform>", "<transform>x ", "transform that is not 16 numbers"),
     "focal": ("Metashape", XML, f"<f>{TINY.focal}", "<f>-1", "focal length -1 x -1, which is not positive"),
     "column": ("RealityScan", CSV, "heading", "reading", "has heading = 'None', which is not a number"),
     "number": ("RealityScan", CSV, "view_000.png,", "view_000.png,x", "line 2, has x = 'x"),
     "poses": ("Record3D", "metadata", '"poses"', '"roses"', "has no list of poses"),
     "size": ("Record3D", "metadata", '"w": 48', '"w": 0', "image size 0 x 32, which is impossible"),
+    "frames": ("Record3D", "metadata", '"fps"', '"perFrameIntrinsicCoeffs": [[1]], "fps"', "as many per"),
     "matrix": ("3D Scanner App", "frame_00001.json", "[", "[1, ", "ARFrame that is not 16 numbers"),
 }
 

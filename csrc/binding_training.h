@@ -6,6 +6,8 @@
 
 #include "binding.h"
 #include "binding_stages.h"
+#include "depth.h"
+#include "dropout.h"
 #include "kernels.h"
 #include "mcmc.h"
 #include "pose.h"
@@ -271,6 +273,84 @@ inline std::tuple<Parting, Tensor, Tensor> parting_of(const Tensor& opacities,
   const Parting args = {whole, parts, num, static_cast<double*>(each.data_ptr()),
                         static_cast<double*>(factors.data_ptr())};
   return {args, each, factors};
+}
+
+// The arguments, and the new tensors of the error, of a point's share in it, and of codes. `view`:
+// 12 numbers of the world-to-camera matrix by rows, fx, fy, cx, cy.
+inline std::tuple<DepthError, Tensor, Tensor, Tensor> depth_error_of(
+    const Tensor& alpha, const Tensor& depth_sum, const OptionalTensor& mask, const Tensor& points,
+    const std::vector<double>& view, double unit) {
+  STD_TORCH_CHECK(alpha.dim() == 2, "alpha must have 2 dimensions, has ", alpha.dim());
+  STD_TORCH_CHECK(view.size() == 16, "a camera is 16 numbers here");
+  const int64_t height = alpha.size(0), width = alpha.size(1), num = points.size(0);
+  DepthError args = {};
+  args.alpha = floats(alpha, {height, width}, "alpha");
+  args.depth_sum = floats(depth_sum, {height, width}, "depth_sum");
+  if (mask.has_value()) {
+    check(*mask, ScalarType::Bool, {height, width}, "mask");
+    args.mask = static_cast<const uint8_t*>(mask->data_ptr());
+  }
+  args.points = floats(points, {num, 3}, "points");
+  args.num = num;
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 3; ++column) args.rotation[row][column] = view[4 * row + column];
+    args.translation[row] = view[4 * row + 3];
+  }
+  args.fx = view[12];
+  args.fy = view[13];
+  args.cx = view[14];
+  args.cy = view[15];
+  args.width = static_cast<int>(width);
+  args.height = static_cast<int>(height);
+  args.unit = unit;
+  const Tensor error = empty({}), share = empty({}), codes = empty({num}, ScalarType::Long);
+  args.error = mutable_floats(error);
+  args.share = mutable_floats(share);
+  args.codes = static_cast<int64_t*>(codes.data_ptr());
+  return {args, error, share, codes};
+}
+
+// What its way back is told, the new gradients of alpha and depth_sum, and scratch memory.
+struct BoundDepthGradient {
+  DepthErrorGradient args;
+  Tensor v_alpha, v_depth_sum, first;
+};
+
+inline BoundDepthGradient depth_gradient_of(const Tensor& alpha, const Tensor& depth_sum,
+                                            const Tensor& share, const Tensor& codes,
+                                            const Tensor& v_error) {
+  STD_TORCH_CHECK(alpha.dim() == 2, "alpha must have 2 dimensions, has ", alpha.dim());
+  const Sizes picture = {alpha.size(0), alpha.size(1)};
+  const int64_t num = codes.size(0);
+  const Tensor v_alpha = empty(picture), v_depth_sum = empty(picture);
+  const Tensor first = empty({num}, ScalarType::Byte);
+  const DepthErrorGradient args = {floats(alpha, picture, "alpha"),
+                                   floats(depth_sum, picture, "depth_sum"),
+                                   ints<int64_t>(codes, {num}, "codes"),
+                                   num,
+                                   picture[0] * picture[1],
+                                   floats(share, {}, "share"),
+                                   floats(v_error, {}, "v_error"),
+                                   mutable_floats(v_alpha),
+                                   mutable_floats(v_depth_sum),
+                                   static_cast<uint8_t*>(first.data_ptr())};
+  return {args, v_alpha, v_depth_sum, first};
+}
+
+// The arguments, and the new tensor of logits.
+inline std::tuple<DropOut, Tensor> drop_out_of(const Tensor& opacities, const Tensor& keys,
+                                               int64_t seed, double rate) {
+  STD_TORCH_CHECK(rate >= 0.0 && rate < 1.0, "a share is from 0 to below 1, not ", rate);
+  const int64_t num = opacities.size(0);
+  const Tensor shown = empty({num});
+  const DropOut args = {floats(opacities, {num}, "opacities"),
+                        ints<int64_t>(keys, {num}, "keys"),
+                        num,
+                        static_cast<uint64_t>(seed),
+                        static_cast<uint64_t>(rate * 4294967296.0),
+                        static_cast<float>(1.0 / (1.0 - rate)),
+                        mutable_floats(shown)};
+  return {args, shown};
 }
 
 }  // namespace splat::binding

@@ -128,6 +128,34 @@ std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Ten
   return {each, factors};
 }
 
+// Returns the error, what each point that counts adds to it for 1 / scene unit, and codes.
+std::tuple<Tensor, Tensor, Tensor> depth_error(const Tensor& alpha, const Tensor& depth_sum,
+                                               const OptionalTensor& mask, const Tensor& points,
+                                               const std::vector<double>& view, double unit,
+                                               int64_t num_threads) {
+  const auto [args, error, share, codes] =
+      depth_error_of(alpha, depth_sum, mask, points, view, unit);
+  splat::cpu::depth_error(args, static_cast<int>(num_threads));
+  return {error, share, codes};
+}
+
+// Returns the gradients of alpha and depth_sum.
+std::tuple<Tensor, Tensor> depth_error_bwd(const Tensor& alpha, const Tensor& depth_sum,
+                                           const Tensor& share, const Tensor& codes,
+                                           const Tensor& v_error, int64_t num_threads) {
+  const auto bound = depth_gradient_of(alpha, depth_sum, share, codes, v_error);
+  splat::cpu::depth_error_bwd(bound.args, static_cast<int>(num_threads));
+  return {bound.v_alpha, bound.v_depth_sum};
+}
+
+// Returns the logits with which a step draws `opacities`.
+Tensor drop_out(const Tensor& opacities, const Tensor& keys, int64_t seed, double rate,
+                int64_t num_threads) {
+  const auto [args, shown] = drop_out_of(opacities, keys, seed, rate);
+  splat::cpu::drop_out(args, static_cast<int>(num_threads));
+  return shown;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
@@ -141,4 +169,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
   m.impl("area_means", TORCH_BOX(&area_means));
   m.impl("compute_relocation", TORCH_BOX(&compute_relocation));
+  m.impl("depth_error", TORCH_BOX(&depth_error));
+  m.impl("depth_error_bwd", TORCH_BOX(&depth_error_bwd));
+  m.impl("drop_out", TORCH_BOX(&drop_out));
 }

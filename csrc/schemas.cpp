@@ -101,6 +101,13 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "pose_gradient(Tensor means, Tensor quats, Tensor shN, Tensor v_means, Tensor v_quats, "
       "Tensor? v_sh0, Tensor radii, float[] view, int sh_degree, int num_threads) -> Tensor");
+  m.def(
+      "depth_error(Tensor alpha, Tensor depth_sum, Tensor? mask, Tensor points, float[] view, "
+      "float unit, int num_threads) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "depth_error_bwd(Tensor alpha, Tensor depth_sum, Tensor share, Tensor codes, Tensor v_error, "
+      "int num_threads) -> (Tensor, Tensor)");
+  m.def("drop_out(Tensor opacities, Tensor keys, int seed, float rate, int num_threads) -> Tensor");
   m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
   m.def("compute_relocation(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(

@@ -6,10 +6,11 @@
 namespace splat::cpu {
 namespace {
 
-#define SPLAT_LANES_OF(isa)                                                                \
-  Lanes {                                                                                  \
-    #isa, isa::project_fwd, isa::project_bwd, isa::walk_tiles, isa::raster_fwd_tile,       \
-        isa::raster_bwd_tile, isa::loss_block, isa::adam, isa::adam_rows, isa::settle_rows \
+#define SPLAT_LANES_OF(isa)                                                                 \
+  Lanes {                                                                                   \
+    #isa, isa::project_fwd, isa::project_bwd, isa::walk_tiles, isa::raster_fwd_tile,        \
+        isa::raster_bwd_tile, isa::loss_block, isa::adam, isa::adam_rows, isa::settle_rows, \
+        isa::drop_out                                                                       \
   }
 
 #if defined(__x86_64__)

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "../dropout.h"
 #include "../kernels.h"
 #include "splat.h"
 
@@ -72,6 +73,7 @@ struct Lanes {
   void (*adam)(const AdamPass&, int64_t begin, int64_t end);
   void (*adam_rows)(const ProjectAdam&, const AdamGradients&, int64_t begin, int64_t end);
   void (*settle_rows)(const SettleAdam&, int64_t begin, int64_t end);
+  void (*drop_out)(const DropOut&, int64_t begin, int64_t end);
 };
 
 #define SPLAT_DECLARE_LANES(isa)                                                                   \
@@ -86,6 +88,7 @@ struct Lanes {
   void adam(const AdamPass& args, int64_t begin, int64_t end);                                     \
   void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begin, int64_t end); \
   void settle_rows(const SettleAdam& args, int64_t begin, int64_t end);                            \
+  void drop_out(const DropOut& args, int64_t begin, int64_t end);                                  \
   }
 
 SPLAT_DECLARE_LANES(portable)

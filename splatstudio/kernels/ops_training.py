@@ -1,7 +1,7 @@
 """What only a training on native kernels needs: the fused optimizer and what strategies do.
 
-Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient; all but `compute_relocation` happens in
-place.
+Float32, on the CPU or CUDA, like `ops.py`. Nothing but `depth_error` has a gradient; what returns nothing
+happens in place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians
@@ -410,3 +411,45 @@ def compute_relocation(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tenso
     Raises RuntimeError when the kernels have not been built.
     """
     return _native().compute_relocation(opacities.contiguous(), copies.contiguous(), num_threads())
+
+
+class _DepthError(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, alpha, depth_sum, points, mask, view, unit):
+        maps = (alpha.contiguous(), depth_sum.contiguous())
+        mask = None if mask is None else mask.contiguous()
+        error, share, codes = _native().depth_error(*maps, mask, points, view, unit, num_threads())
+        ctx.save_for_backward(*maps, share, codes)
+        return error
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, v_error):
+        return (*_native().depth_error_bwd(*ctx.saved_tensors, v_error, num_threads()), *[None] * 4)
+
+
+def depth_error(
+    alpha: Tensor,
+    depth_sum: Tensor,
+    points: Tensor,
+    *,
+    camera: Camera,
+    mask: Tensor | None = None,
+    unit: float = 1.0,
+) -> Tensor:
+    """Return how wrong drawn depths are at `points` [M, 3], as `reference_training.depth_error` does.
+
+    A GPU is not waited for. Raises RuntimeError when the kernels have not been built.
+    """
+    (fx, _, cx), (_, fy, cy) = camera.K[:2].tolist()
+    view = [*camera.viewmat[:3].reshape(-1).tolist(), fx, fy, cx, cy]
+    return _DepthError.apply(alpha, depth_sum, points.contiguous(), mask, view, unit)  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def drop_out(opacities: Tensor, keys: Tensor, *, seed: int, rate: float) -> Tensor:
+    """Return the logits with which a step draws `opacities` [N], as `reference_training.drop_out` does.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().drop_out(opacities.contiguous(), keys.contiguous(), seed, rate, num_threads())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gaussians.gaussians import SH_C0, Gaussians
+from splatstudio.gaussians.gaussians import SH_C0, Gaussians, opacities_of
 from splatstudio.gaussians.spherical_harmonics import sh_basis
 from splatstudio.kernels.reference import rotation_matrices
 
@@ -20,7 +20,13 @@ from splatstudio.kernels.reference import rotation_matrices
 NOISE_STEEPNESS = 100.0
 NOISE_RANGE = 0.095  # above `min_opacity` by this much less than a ten thousandth is left: none is made
 
+# Of what a dropout raises; the least is not drawn, but has a slope.
+LEAST_RAISED, MOST_RAISED = 1e-8, 0.999
+LEFT_OUT = -20.0  # the logit of an opacity that nothing draws
+SURFACE_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
+
 _LOW = 0xFFFFFFFF
+_ODD = (-0x61C8864680B583EB, -0x3B314601E57A13AD)  # multipliers that mix the bits of 64: wrap as int64 does
 
 
 @torch.no_grad()
@@ -136,6 +142,61 @@ def normal_noise(rows: Tensor, seed: int, like: Tensor) -> Tensor:
     lengths, angles = square_root(-2.0 * units[:, [0, 2]].log()), 2.0 * math.pi * units[:, [1, 3]]
     (first, second), (turn, other) = lengths.unbind(1), angles.unbind(1)
     return torch.stack([first * turn.cos(), first * turn.sin(), second * other.cos()], dim=1)
+
+
+def depth_error(
+    alpha: Tensor,
+    depth_sum: Tensor,
+    points: Tensor,
+    *,
+    camera: Camera,
+    mask: Tensor | None = None,
+    unit: float = 1.0,
+) -> Tensor:
+    """Return how wrong drawn depths are at `points` [M, 3] of the world, a scalar.
+
+    It is the mean of |1/drawn - 1/true| times `unit`, over the points whose pixel is covered by more than
+    SURFACE_ALPHA and not left out by `mask` [H, W] bool; 0 where there is none. `alpha` and `depth_sum`
+    [H, W] are as of `Raster`, and have gradients; `camera` is a pinhole of the same size.
+    """
+    viewmat = torch.from_numpy(camera.viewmat[:3]).to(alpha.device)
+    seen = points.double() @ viewmat[:, :3].T + viewmat[:, 3]
+    (fx, _, cx), (_, fy, cy) = camera.K[:2].tolist()
+    columns = (fx * seen[:, 0] / seen[:, 2] + cx).floor()
+    rows = (fy * seen[:, 1] / seen[:, 2] + cy).floor()
+    inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
+    inside &= seen[:, 2] > 0
+    places = (rows * camera.width + columns)[inside].long()
+    covered, depths = alpha.reshape(-1)[places], depth_sum.reshape(-1)[places].clamp_min(1e-10)
+    counts = covered.detach() > SURFACE_ALPHA
+    if mask is not None:
+        counts &= mask.reshape(-1)[places]
+    wrong = (covered / depths - seen[inside, 2].reciprocal().to(alpha)).abs()[counts]
+    return wrong.sum() * (unit / max(len(wrong), 1))
+
+
+def drop_out(opacities: Tensor, keys: Tensor, *, seed: int, rate: float) -> Tensor:
+    """Return the logits with which a step draws `opacities` [N], logits, that leaves out a share `rate`.
+
+    Who is left out is drawn by `keys` [N] int64, see `left_out`. The others have 1 / (1 - rate) times their
+    opacity, at most MOST_RAISED.
+    """
+    raised = raised_opacities(opacities_of(opacities), rate=rate)
+    shown = (raised / (1.0 - raised)).log()
+    return shown.masked_fill(left_out(keys, seed=seed, rate=rate), LEFT_OUT)
+
+
+def left_out(keys: Tensor, *, seed: int, rate: float) -> Tensor:
+    """Return who of `keys` [N] int64 is left out, [N] bool: that follows from key and seed alone."""
+    bits = (keys ^ seed) * _ODD[0]
+    bits ^= (bits >> 32) & _LOW
+    bits *= _ODD[1]
+    return ((bits >> 32) & _LOW) < int(rate * 2.0**32)
+
+
+def raised_opacities(opacities: Tensor, *, rate: float) -> Tensor:
+    """Return opacities [N] in 0..1 as those are drawn that stay, where a share `rate` is left out."""
+    return (opacities * (1.0 / (1.0 - rate))).clamp(LEAST_RAISED, MOST_RAISED)
 
 
 def square_root(values: Tensor) -> Tensor:

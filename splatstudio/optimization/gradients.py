@@ -17,7 +17,6 @@ from torch import Tensor
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
 from splatstudio.distributed.exchange import Fp16Packing
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
@@ -32,6 +31,7 @@ from splatstudio.kernels.ops_training import (
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.dropout import Dropout
 from splatstudio.rendering.render import RenderOptions, render, stages_for, training_stages_for
 from splatstudio.rendering.sharded_view import project_settings
 

@@ -19,7 +19,6 @@ from splatstudio.devices.transfer import ReadBack, to_device
 from splatstudio.distributed.exchange import Return
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import MOST_VIEWS, ViewRows, add_gradients, zero_sums
@@ -37,6 +36,7 @@ from splatstudio.optimization.gradients import (
     pixels_drawn_over,
     plus,
 )
+from splatstudio.rendering.dropout import Dropout
 from splatstudio.rendering.render import stages_for, training_stages_for
 from splatstudio.rendering.sharded_view import (
     COLUMNS,

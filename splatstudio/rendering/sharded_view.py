@@ -19,11 +19,11 @@ from splatstudio.devices.transfer import ReadBack
 from splatstudio.distributed.exchange import Arrived, ExchangeRoute, Fp16Packing, Return, Splits, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops import CAMERA_MODELS
 from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
+from splatstudio.rendering.dropout import Dropout
 from splatstudio.rendering.render import RenderOptions, project, stages_for
 
 COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange

@@ -14,13 +14,13 @@ from splatstudio.distributed.exchange import Fp16Packing
 from splatstudio.distributed.failures import Fault, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.change import Change
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
 from splatstudio.kernels.ops_training import Regularization, has_step_gates
 from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import DepthGuide, photometric
 from splatstudio.optimization.optim import learning_rates
 from splatstudio.optimization.train_step import TrainStep, begin_step
+from splatstudio.rendering.dropout import Dropout
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig

@@ -35,7 +35,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels import ops
-from splatstudio.kernels.ops_training import count_seen
+from splatstudio.kernels.ops_training import count_seen, depth_error, drop_out
 from splatstudio.kernels.stages import (
     ALPHA_THRESHOLD,
     TRANSMITTANCE_STOP,
@@ -164,6 +164,8 @@ def measure(
         **{name: round(1e3 * seconds, 2) for name, seconds in stages.items()},
         "one_camera_iteration_ms": round(1e3 * one_camera["iteration_ms"], 2),
         "pose_gradient_ms": round(1e3 * time_pose_gradient(model, example, repeats), 2),
+        "depth_error_ms": round(1e3 * time_depth_error(example, repeats), 3),
+        "drop_out_ms": round(1e3 * time_drop_out(model, repeats), 3),
         "raster_forward_ms": round(1e3 * raster_forward, 2),
         "raster_backward_ms": round(1e3 * raster_backward, 2),
         "pairs": pairs,
@@ -242,6 +244,22 @@ def time_pose_gradient(model: Gaussians, example: Example, repeats: int) -> floa
     drawing = draw(params, SplatAdam.zeros(params), camera, RenderOptions(), observed=False)
     gradients = backward(drawing, photometric(drawing.rgb, target, ssim_weight=0.2, mask=mask))
     return median_time(lambda: gradient_of_pose(drawing, gradients), repeats)
+
+
+def time_depth_error(example: Example, repeats: int, num_points: int = 2000) -> float:
+    """Return the seconds that a step takes longer where the depths of points guide it."""
+    camera, random = example[0], torch.Generator().manual_seed(0)
+    offsets = torch.rand(num_points, 3, generator=random) - torch.tensor([0.5, 0.5, -1.0])
+    rotation, center = (torch.from_numpy(each).float() for each in (camera.viewmat[:3, :3], camera.position))
+    points = center + offsets @ rotation
+    maps = [torch.full((camera.height, camera.width), value, requires_grad=True) for value in (0.9, 1.2)]
+    return median_time(lambda: torch.autograd.grad(depth_error(*maps, points, camera=camera), maps), repeats)
+
+
+def time_drop_out(model: Gaussians, repeats: int) -> float:
+    """Return the seconds that a step takes longer where it leaves out a share of the Gaussians."""
+    keys = torch.arange(len(model))
+    return median_time(lambda: drop_out(model.opacities, keys, seed=1, rate=0.1), repeats)
 
 
 def projected_by(model: Gaussians, camera: Camera) -> Projected:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_sets import close
+from op_cases import camera_of
 from step_models import RATES, TARGET, camera_at, degree_at, model
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.kernels.ops_training import Regularization, compute_relocation, count_seen, inject_noise
+from splatstudio.kernels.ops_training import (
+    Regularization,
+    compute_relocation,
+    count_seen,
+    depth_error,
+    drop_out,
+    inject_noise,
+)
 from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
@@ -76,3 +84,31 @@ def test_noise_and_parts_are_those_of_the_cpu() -> None:
         strict=True,
     )
     assert all(close(mine.cpu(), theirs) for mine, theirs in parts)
+
+
+def test_depths_of_points_are_judged_as_on_the_cpu() -> None:
+    camera, random = camera_of(), torch.Generator().manual_seed(2)
+    alpha, depth_sum = torch.rand(2, camera.height, camera.width, generator=random)
+    mask = torch.rand(alpha.shape, generator=random) < 0.8
+    places = (torch.rand(50_000, 3, generator=random) - 0.3) * torch.tensor([1.0, 1.0, 5.0])
+    rotation, center = (torch.from_numpy(each).float() for each in (camera.viewmat[:3, :3], camera.position))
+    points = center + places @ rotation
+    expected, ours = (
+        [each.requires_grad_() for each in (alpha.to(device), depth_sum.to(device))]
+        for device in ("cpu", "cuda")
+    )
+
+    def found(maps: list[torch.Tensor]) -> list[torch.Tensor]:
+        device = maps[0].device
+        error = depth_error(*maps, points.to(device), camera=camera, mask=mask.to(device), unit=3.0)
+        return [error.detach(), *torch.autograd.grad(0.5 * error, maps)]
+
+    for mine, theirs in zip(found(ours), found(expected), strict=True):
+        assert bool(theirs.any()) and close(mine.cpu(), theirs)
+
+
+def test_who_is_left_out_of_a_step_is_so_on_the_cpu() -> None:
+    logits, keys = 3.0 * torch.randn(9000), torch.arange(9000) * 7919
+    expected = drop_out(logits, keys, seed=2**62 - 3, rate=0.3)
+    ours = drop_out(logits.cuda(), keys.cuda(), seed=2**62 - 3, rate=0.3).cpu()
+    assert torch.equal(ours == -20.0, expected == -20.0) and close(ours, expected)

@@ -113,6 +113,20 @@ KERNELS = (
         ("tests/kernels/test_area_means.py::test_the_kernel_does_what_plain_torch_does",),
     ),
     Mutant(
+        "of the points at a pixel the first alone says where it should be",
+        "csrc/cpu/depth.cpp",
+        "args.v_alpha[pixel] += side_of(args.codes[i]);",
+        "args.v_alpha[pixel] = side_of(args.codes[i]);",
+        ("tests/kernels/test_depth_error.py::test_it_is_that_of_the_reference",),
+    ),
+    Mutant(
+        "who stays in a step has no more opacity",
+        "csrc/dropout.h",
+        "opacity_of(args.opacities[i]) * args.gain;",
+        "opacity_of(args.opacities[i]);",
+        ("tests/optimization/test_dropout.py::test_the_kernel_draws_what_the_reference_does",),
+    ),
+    Mutant(
         "the median depth is that of a quarter",
         "csrc/cpu/modes_lanes.cpp",
         "half_left = constant<F8>(0.5f);",

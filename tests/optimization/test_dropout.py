@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from sharded_training_tasks import Plan, train
 from step_models import RATES, camera_at, loss_of, model
 
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops, ops_training, reference_training
 from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.dropout import Dropout
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DropoutConfig
@@ -59,6 +61,32 @@ def test_what_is_left_out_is_not_drawn_and_the_rest_has_more_opacity() -> None:
     assert bool((radii[out] == 0).all()) and bool((radii[~out] > 0).any())
     for name in ("means", "quats", "scales", "sh0", "shN"):
         assert shown.tensors()[name] is gaussians.tensors()[name]
+
+
+def test_the_kernel_draws_what_the_reference_does() -> None:
+    generator = torch.Generator().manual_seed(9)
+    logits = 4.0 * torch.randn(30_000, generator=generator)
+    logits[:4] = torch.tensor([math.inf, -math.inf, 200.0, -200.0])
+    keys = torch.randint(-(2**63), 2**63 - 1, (30_000,), generator=generator)
+    for rate in (0.0, 0.3, 0.999):
+        chance = {"seed": 2**62 - 7, "rate": rate}
+        ours = ops_training.drop_out(logits, keys, **chance)
+        expected = reference_training.drop_out(logits.double(), keys, **chance)
+        out = reference_training.left_out(keys, **chance)
+        assert float(out.double().mean()) == pytest.approx(rate, abs=0.01)
+        assert torch.equal(ours == -20.0, out) and torch.equal(expected == -20.0, out)
+        torch.testing.assert_close(ours.sigmoid().double(), expected.sigmoid(), rtol=1e-5, atol=2e-9)
+        with ops.limited_threads(3):
+            assert torch.equal(ops_training.drop_out(logits, keys, **chance), ours)
+        assert torch.equal(ops_training.drop_out(logits[777:], keys[777:], **chance), ours[777:])
+    # What is no number is not drawn.
+    nothing = torch.full((3,), math.nan)
+    assert bool((ops_training.drop_out(nothing, keys[:3], seed=1, rate=0.0).sigmoid() < 1e-7).all())
+    assert ops_training.drop_out(nothing[:0], keys[:0], seed=1, rate=0.5).shape == (0,)
+    with pytest.raises(RuntimeError, match="a share is from 0 to below 1, not 1"):
+        ops_training.drop_out(nothing, keys[:3], seed=1, rate=1.0)
+    with pytest.raises(RuntimeError, match="keys must have size 3"):
+        ops_training.drop_out(nothing, keys, seed=1, rate=0.5)
 
 
 @pytest.mark.parametrize("antialiased", [False, True])

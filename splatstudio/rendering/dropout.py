@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.gaussians.gaussians import Gaussians, opacities_of
-
-LEAST_OPACITY, MOST_OPACITY = 1e-8, 0.999  # of what is raised; the least is not drawn, but has a slope
-LEFT_OUT = -20.0  # the logit of an opacity that nothing draws
-_LOW = 0xFFFFFFFF
-_ODD = (-0x61C8864680B583EB, -0x3B314601E57A13AD)  # multipliers that mix the bits of 64: wrap as int64 does
+from splatstudio.kernels.reference_training import left_out, raised_opacities
+from splatstudio.rendering.render import training_stages_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +37,7 @@ class Dropout:
     @torch.no_grad()
     def left_out(self) -> Tensor:
         """Return who is left out, [N] bool."""
-        bits = (self.keys ^ self.seed) * _ODD[0]
-        bits ^= (bits >> 32) & _LOW
-        bits *= _ODD[1]
-        return ((bits >> 32) & _LOW) < int(self.rate * 2.0**32)
+        return left_out(self.keys, seed=self.seed, rate=self.rate)
 
     def drawn(self, gaussians: Gaussians) -> Gaussians:
         """Return `gaussians` as the step draws them, differentiable in the same tensors.
@@ -52,9 +46,8 @@ class Dropout:
         a Gaussian that is all but opaque can still be taken back.
         """
         logits = gaussians.opacities
-        with torch.no_grad():
-            raised = self._raised(opacities_of(logits))
-            shown = (raised / (1.0 - raised)).log_().masked_fill_(self.left_out(), LEFT_OUT)
+        stages = training_stages_for(logits)
+        shown = stages.drop_out(logits.detach(), self.keys, seed=self.seed, rate=self.rate)
         if not logits.requires_grad or not torch.is_grad_enabled():
             return replace(gaussians, opacities=shown)
         return replace(gaussians, opacities=shown + (logits - logits.detach()) * self.slopes(logits))
@@ -63,9 +56,6 @@ class Dropout:
     def slopes(self, logits: Tensor) -> Tensor:
         """Return the gradients of what `drawn` makes of logits [N] with respect to these."""
         opacities = opacities_of(logits)
-        raised = self._raised(opacities)
+        raised = raised_opacities(opacities, rate=self.rate)
         slopes = self.gain * opacities * (1.0 - opacities) / (raised * (1.0 - raised))
         return slopes.masked_fill_(self.left_out(), 0.0)
-
-    def _raised(self, opacities: Tensor) -> Tensor:
-        return (opacities * self.gain).clamp_(LEAST_OPACITY, MOST_OPACITY)

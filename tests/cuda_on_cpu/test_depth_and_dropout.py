@@ -1,0 +1,57 @@
+"""The depths of known points, and who is left out of a step, on emulated GPUs: the CPU's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emulated_kernels import native
+from op_cases import camera_of
+from torch import Tensor
+
+CAMERA = camera_of()
+VIEW = [*CAMERA.viewmat[:3].reshape(-1).tolist(), *CAMERA.K[[0, 1, 0, 1], [0, 1, 2, 2]].tolist()]
+
+
+def case(num: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return alpha and depth_sum, a mask, and points of which many share a pixel."""
+    random = torch.Generator().manual_seed(num)
+    alpha = torch.rand(50, 75, generator=random)
+    depth_sum = alpha * (1.0 + 4.0 * torch.rand(50, 75, generator=random))
+    places = (torch.rand(num, 3, generator=random) - torch.tensor([0.5, 0.5, 0.1])) * torch.tensor(
+        [0.5, 0.5, 5]
+    )
+    rotation, center = (torch.from_numpy(each).float() for each in (CAMERA.viewmat[:3, :3], CAMERA.position))
+    return [alpha, depth_sum], torch.rand(50, 75, generator=random) < 0.8, center + places @ rotation
+
+
+@pytest.mark.parametrize("num", [9000, 256, 1, 0])
+def test_depths_and_their_gradients_are_those_of_the_cpu(num: int) -> None:
+    maps, mask, points = case(num)
+    v_error = torch.tensor(0.3)
+    error, share, codes = native.depth_error(*maps, mask, points, VIEW, 2.5, 1)
+    expected = [error, *native.depth_error_bwd(*maps, share, codes, v_error, 1)]
+    there = [native.to_device(each, 2) for each in (*maps, mask, points, v_error)]
+    for seed in (1, 2):  # of the order in which threads come
+        native.set_order_seed(seed)
+        error, share, codes = native.depth_error(*there[:4], VIEW, 2.5, 1)
+        found = [error, *native.depth_error_bwd(*there[:2], share, codes, there[4], 1)]
+        native.set_order_seed(-1)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert native.device_index(ours) == 2
+            torch.testing.assert_close(native.to_host(ours), theirs, rtol=1e-6, atol=0)
+    assert native.current_device() == 0 and (num < 9000 or all(bool(each.any()) for each in expected))
+    with pytest.raises(RuntimeError, match="depth_sum must be on cuda:2, is on the CPU"):
+        native.depth_error(there[0], maps[1], *there[2:4], VIEW, 2.5, 1)
+
+
+def test_who_is_left_out_is_so_on_every_device() -> None:
+    random = torch.Generator().manual_seed(1)
+    logits, keys = 3.0 * torch.randn(3000, generator=random), torch.arange(3000) * 7919
+    expected = native.drop_out(logits, keys, 2**62 - 3, 0.3, 1)
+    there = native.to_device(logits, 1), native.to_device(keys, 1)
+    ours = native.to_host(native.drop_out(*there, 2**62 - 3, 0.3, 1))
+    assert torch.equal(ours == -20.0, expected == -20.0)
+    torch.testing.assert_close(ours.sigmoid(), expected.sigmoid(), rtol=1e-5, atol=1e-8)
+    assert 0.25 < float((expected == -20.0).float().mean()) < 0.35
+    with pytest.raises(RuntimeError, match="keys must be on cuda:1"):
+        native.drop_out(there[0], keys, 5, 0.3, 1)

@@ -173,7 +173,7 @@ cuda-on-cpu: setup
 # Each access is looked at: lists that are longer than they need be for that take minutes.
 QUICK := not forked_process and not all_chunks and not large_picture and not without_gradients and not checkpoints
 RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_late_rows.py tests/cuda_on_cpu/test_warp_rectangles.py tests/cuda_on_cpu/test_long_lists.py tests/cuda_on_cpu/test_fused.py tests/cuda_on_cpu/test_views_step.py tests/cuda_on_cpu/test_pose.py tests/kernels/test_ops.py \
-  tests/cuda_on_cpu/test_depth_and_dropout.py tests/kernels/test_depth_error.py \
+  tests/cuda_on_cpu/test_step_kernels.py tests/kernels/test_depth_error.py \
   tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/made_up_device tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_step_views.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py \

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "area.h"
 #include "binding.h"
 #include "binding_stages.h"
 #include "depth.h"
@@ -273,6 +274,27 @@ inline std::tuple<Parting, Tensor, Tensor> parting_of(const Tensor& opacities,
   const Parting args = {whole, parts, num, static_cast<double*>(each.data_ptr()),
                         static_cast<double*>(factors.data_ptr())};
   return {args, each, factors};
+}
+
+// The arguments, and the new picture.
+inline std::tuple<AreaMeans, Tensor> area_means_of(const Tensor& image, int64_t width,
+                                                   int64_t height) {
+  STD_TORCH_CHECK(image.dim() == 3, "image must have 3 dimensions, has ", image.dim());
+  STD_TORCH_CHECK(width > 0 && height > 0, "a picture of ", width, " x ", height, " pixels");
+  const Sizes sizes = {image.size(0), image.size(1), image.size(2)};
+  STD_TORCH_CHECK(sizes[0] > 0 && sizes[1] > 0, "image has no pixels");
+  const bool has_bytes = image.scalar_type() == ScalarType::Byte;
+  check(image, has_bytes ? ScalarType::Byte : ScalarType::Float, sizes, "image");
+  const Tensor means = empty({height, width, sizes[2]});
+  const AreaMeans args = {has_bytes ? nullptr : static_cast<const float*>(image.data_ptr()),
+                          has_bytes ? static_cast<const uint8_t*>(image.data_ptr()) : nullptr,
+                          sizes[0],
+                          sizes[1],
+                          sizes[2],
+                          height,
+                          width,
+                          mutable_floats(means)};
+  return {args, means};
 }
 
 // The arguments, and the new tensors of the error, of a point's share in it, and of codes. `view`:

@@ -174,6 +174,14 @@ Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN
   return twist;
 }
 
+// Returns `image`, floats or bytes, as floats of another size, [height, width, C].
+Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t /*num_threads*/) {
+  const OnDevice device(image);
+  const auto [args, means] = area_means_of(image, width, height);
+  splat::cuda::area_means(args, device.stream());
+  return means;
+}
+
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
                                               int64_t /*num_threads*/) {
@@ -230,6 +238,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("inject_noise", TORCH_BOX(&inject_noise));
   m.impl("inject_noise_within", TORCH_BOX(&inject_noise_within));
   m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
+  m.impl("area_means", TORCH_BOX(&area_means));
   m.impl("compute_relocation", TORCH_BOX(&compute_relocation));
   m.impl("depth_error", TORCH_BOX(&depth_error));
   m.impl("depth_error_bwd", TORCH_BOX(&depth_error_bwd));

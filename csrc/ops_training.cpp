@@ -4,7 +4,6 @@
 #include <tuple>
 #include <vector>
 
-#include "area.h"
 #include "binding_training.h"
 
 namespace {
@@ -106,17 +105,10 @@ Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN
   return twist;
 }
 
-// Returns `image` at another size, [height, width, C].
+// Returns `image`, floats or bytes, as floats of another size, [height, width, C].
 Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t num_threads) {
-  STD_TORCH_CHECK(image.dim() == 3, "image must have 3 dimensions, has ", image.dim());
-  STD_TORCH_CHECK(width > 0 && height > 0, "a picture of ", width, " x ", height, " pixels");
-  const int64_t channels = image.size(2);
-  const float* in = floats(image, {image.size(0), image.size(1), channels}, "image");
-  STD_TORCH_CHECK(image.size(0) > 0 && image.size(1) > 0, "image has no pixels");
-  const Tensor means = empty({height, width, channels});
-  splat::cpu::area_means(
-      {in, image.size(0), image.size(1), channels, height, width, mutable_floats(means)},
-      static_cast<int>(num_threads));
+  const auto [args, means] = area_means_of(image, width, height);
+  splat::cpu::area_means(args, static_cast<int>(num_threads));
   return means;
 }
 

@@ -1,6 +1,5 @@
 #include "../area.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "pool.h"
@@ -10,48 +9,57 @@ namespace {
 
 constexpr int64_t kRowsATask = 16;
 
-int64_t first_of(int64_t i, int64_t num, int64_t num_in) { return i * num_in / num; }
-
-int64_t end_of(int64_t i, int64_t num, int64_t num_in) {
-  return ((i + 1) * num_in + num - 1) / num;
-}
-
 // Rows are added up as wholes first: the compiler takes them in vectors.
-void means_of_row(const AreaMeans& a, int64_t y, float* sums) {
+template <typename In, typename Sum>
+void means_of_row(const AreaMeans& a, const In* image, int64_t y, Sum* sums) {
   const int64_t length = a.width * a.channels;
-  const int64_t top = first_of(y, a.rows, a.height), bottom = end_of(y, a.rows, a.height);
-  std::copy_n(a.image + top * length, length, sums);
+  const int64_t top = area_begin(y, a.rows, a.height), bottom = area_end(y, a.rows, a.height);
+  const In* first = image + top * length;
+  for (int64_t i = 0; i < length; ++i) sums[i] = first[i];
   for (int64_t row = top + 1; row < bottom; ++row) {
-    const float* in = a.image + row * length;
+    const In* in = image + row * length;
     for (int64_t i = 0; i < length; ++i) sums[i] += in[i];
   }
   float* out = a.means + y * a.columns * a.channels;
+  if (a.columns == a.width) {
+    for (int64_t i = 0; i < length; ++i) out[i] = area_mean(sums[i], bottom - top);
+    return;
+  }
   for (int64_t x = 0; x < a.columns; ++x) {
-    const int64_t left = first_of(x, a.columns, a.width), right = end_of(x, a.columns, a.width);
-    const float share = 1.0f / static_cast<float>((right - left) * (bottom - top));
+    const int64_t left = area_begin(x, a.columns, a.width);
+    const int64_t right = area_end(x, a.columns, a.width), num = (right - left) * (bottom - top);
     if (a.channels == 3) {  // the usual
-      float sum[3] = {};
-      for (const float* in = sums + 3 * left; in != sums + 3 * right; in += 3) {
+      Sum sum[3] = {};
+      for (const Sum* in = sums + 3 * left; in != sums + 3 * right; in += 3) {
         for (int c = 0; c < 3; ++c) sum[c] += in[c];
       }
-      for (const float s : sum) *out++ = s * share;
+      for (const Sum s : sum) *out++ = area_mean(s, num);
       continue;
     }
     for (int64_t c = 0; c < a.channels; ++c) {
-      float sum = 0.0f;
+      Sum sum = 0;
       for (int64_t i = left; i < right; ++i) sum += sums[i * a.channels + c];
-      *out++ = sum * share;
+      *out++ = area_mean(sum, num);
     }
   }
+}
+
+template <typename Sum, typename In>
+void means_of(const AreaMeans& args, const In* image, int num_threads) {
+  parallel_ranges(num_threads, args.rows, kRowsATask, [&](int64_t begin, int64_t end) {
+    std::vector<Sum> sums(args.width * args.channels);
+    for (int64_t y = begin; y < end; ++y) means_of_row(args, image, y, sums.data());
+  });
 }
 
 }  // namespace
 
 void area_means(const AreaMeans& args, int num_threads) {
-  parallel_ranges(num_threads, args.rows, kRowsATask, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(args.width * args.channels);
-    for (int64_t y = begin; y < end; ++y) means_of_row(args, y, sums.data());
-  });
+  if (args.bytes != nullptr) {
+    means_of<int32_t>(args, args.bytes, num_threads);
+  } else {
+    means_of<float>(args, args.floats, num_threads);
+  }
 }
 
 }  // namespace splat::cpu

@@ -27,7 +27,7 @@ from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.files.outputs import make_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
-from splatstudio.rendering.render import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, area_means, render
 from splatstudio.rendering.sharded_view import Received, drawn, received_for
 from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo
@@ -405,13 +405,21 @@ def target_image(
     return target_of(pixels_of(photo, device), background)
 
 
-def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tensor | None]:
-    """Return what `target_image` does of a photo that is on its device already."""
-    rgb, alpha = pixels.rgb.float().div_(255.0), alpha_of(pixels)
-    if alpha is not None:
-        behind = to_device(torch.tensor(tuple(background)), rgb.device)
-        rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * behind
-    return rgb, pixels.mask
+def target_of(
+    pixels: Pixels, background: Sequence[float], size: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `target_image` does of a photo that is on its device already.
+
+    `size`: width and height to which one without alpha is reduced at once; the mask is not.
+    """
+    alpha = alpha_of(pixels)
+    height, width = pixels.rgb.shape[:2]
+    if alpha is None:
+        width, height = size or (width, height)
+        return area_means(pixels.rgb, width=width, height=height), pixels.mask
+    behind = to_device(torch.tensor(tuple(background)), alpha.device)
+    rgb = area_means(pixels.rgb, width=width, height=height)
+    return alpha[..., None] * rgb + (1.0 - alpha[..., None]) * behind, pixels.mask
 
 
 def alpha_of(pixels: Pixels) -> Tensor | None:

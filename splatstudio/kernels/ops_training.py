@@ -399,7 +399,7 @@ def pose_gradient(
 def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     """Return `image` [H, W, C] as [height, width, C], as `reference_training.area_means` does.
 
-    For the CPU alone, see `has_kernel`. Raises RuntimeError when the kernels have not been built.
+    Raises RuntimeError when the kernels have not been built.
     """
     return _native().area_means(image.contiguous(), width, height, num_threads())
 

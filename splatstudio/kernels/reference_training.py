@@ -128,9 +128,10 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     """Return `image` [H, W, C] as [height, width, C], whose pixels are means of areas.
 
     Pixel i of n along a side of N is the mean of the pixels from floor(i N / n) to before
-    ceil((i + 1) N / n): neighbors share the pixels that lie in both.
+    ceil((i + 1) N / n): neighbors share the pixels that lie in both. Bytes become floats in 0..1.
     """
-    planes = image.permute(2, 0, 1)[None]
+    floats = image.float() / 255.0 if image.dtype == torch.uint8 else image
+    planes = floats.permute(2, 0, 1)[None]
     means = torch.nn.functional.interpolate(planes, (height, width), mode="area")
     return means[0].permute(1, 2, 0).contiguous()
 

@@ -69,6 +69,13 @@ def training_stages_for(tensor: Tensor) -> ModuleType:
     return ops_training if stages_for(tensor) is ops else reference_training
 
 
+def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
+    """Return `image` [H, W, C] as [height, width, C], see `reference_training.area_means`."""
+    kinds = (torch.float32, torch.uint8)
+    native = image.dtype in kinds and ops.has_kernel("area_means", image.device.type)
+    return (ops_training if native else reference_training).area_means(image, width=width, height=height)
+
+
 def fastest_device() -> torch.device:
     """Return where a model is best trained: the current GPU where there are kernels for it, else the CPU."""
     kind = accelerator.kind()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from splatstudio.scene.photo import Photo
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """A photo as it was decoded, on a device."""
+    """A photo as it was decoded, on a device; nobody writes to it."""
 
     rgb: Tensor  # [H, W, 3] uint8, not multiplied by alpha
     mask: Tensor | None  # [H, W] bool
@@ -32,10 +33,15 @@ class Pixels:
 
 
 def pixels_of(photo: Photo, device: torch.device) -> Pixels:
-    """Return a copy of a photo on `device`, complete when this returns."""
-    mask = None if photo.mask is None else torch.tensor(photo.mask, device=device)
-    alpha = None if photo.alpha is None else torch.tensor(photo.alpha, device=device)
-    return Pixels(torch.tensor(photo.rgb, device=device), mask, alpha)
+    """Return a photo on `device`, complete when this returns; on the CPU it is the photo's own memory."""
+
+    def there(array: np.ndarray) -> Tensor:
+        # Torch warns of memory that it may not write, which it will not.
+        shared = array.flags.writeable and device.type == "cpu"
+        return torch.from_numpy(array) if shared else torch.tensor(array, device=device)
+
+    mask, alpha = (None if array is None else there(array) for array in (photo.mask, photo.alpha))
+    return Pixels(there(photo.rgb), mask, alpha)
 
 
 @dataclass(frozen=True, eq=False)

@@ -253,7 +253,9 @@ def time_depth_error(example: Example, repeats: int, num_points: int = 2000) -> 
     rotation, center = (torch.from_numpy(each).float() for each in (camera.viewmat[:3, :3], camera.position))
     points = center + offsets @ rotation
     maps = [torch.full((camera.height, camera.width), value, requires_grad=True) for value in (0.9, 1.2)]
-    return median_time(lambda: torch.autograd.grad(depth_error(*maps, points, camera=camera), maps), repeats)
+    return median_time(
+        lambda: torch.autograd.grad(depth_error(maps[0], maps[1], points, camera=camera), maps), repeats
+    )
 
 
 def time_drop_out(model: Gaussians, repeats: int) -> float:

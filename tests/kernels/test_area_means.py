@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splatstudio.kernels import ops, ops_training, reference_training
-from splatstudio.training.data.resolution import _means
+from splatstudio.rendering import render
 
 pytestmark = pytest.mark.skipif(not ops.is_available(), reason="the native kernels are not built")
 
@@ -34,6 +34,17 @@ def test_a_pixel_is_the_mean_of_what_it_covers() -> None:
     torch.testing.assert_close(found[1, 2], image[2:6, 5:8].mean(dim=(0, 1)))
 
 
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (33, 7), (5, 41), (40, 50)])
+def test_bytes_are_rounded_once(width: int, height: int) -> None:
+    image = (256 * picture(33, 41, 3)).byte()
+    found = ops_training.area_means(image, width=width, height=height)
+    wanted = reference_training.area_means(image.double() / 255.0, width=width, height=height)
+    torch.testing.assert_close(found, wanted.float(), rtol=1.2e-7, atol=0)
+    assert torch.equal(found == 1.0, wanted == 1.0)  # what is white everywhere stays white
+    if (width, height) == (33, 41):
+        assert torch.equal(found, image.float() / 255.0)
+
+
 def test_turned_and_larger_pictures_and_any_number_of_threads() -> None:
     image = picture(50, 70, 3)
     turned = image.permute(1, 0, 2)
@@ -51,7 +62,7 @@ def test_turned_and_larger_pictures_and_any_number_of_threads() -> None:
 
 def test_what_is_no_picture_is_refused() -> None:
     image = picture(5, 5, 3)
-    for bad in (image[0], image[:0], image.double()):
+    for bad in (image[0], image[:0], image.double(), image.bool()):
         with pytest.raises(RuntimeError, match="image"):
             ops_training.area_means(bad, width=2, height=2)
     with pytest.raises(RuntimeError, match="0 x 2 pixels"):
@@ -60,6 +71,8 @@ def test_what_is_no_picture_is_refused() -> None:
 
 def test_other_kinds_of_numbers_take_the_way_of_torch() -> None:
     image = picture(20, 30, 3)
-    found = _means(image.double(), 10, 8)
+    found = render.area_means(image.double(), width=8, height=10)
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found.float(), _means(image, 10, 8), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.float(), render.area_means(image, width=8, height=10), rtol=1e-5, atol=1e-6
+    )

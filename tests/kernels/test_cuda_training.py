@@ -12,6 +12,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import (
     Regularization,
+    area_means,
     compute_relocation,
     count_seen,
     depth_error,
@@ -100,7 +101,9 @@ def test_depths_of_points_are_judged_as_on_the_cpu() -> None:
 
     def found(maps: list[torch.Tensor]) -> list[torch.Tensor]:
         device = maps[0].device
-        error = depth_error(*maps, points.to(device), camera=camera, mask=mask.to(device), unit=3.0)
+        error = depth_error(
+            maps[0], maps[1], points.to(device), camera=camera, mask=mask.to(device), unit=3.0
+        )
         return [error.detach(), *torch.autograd.grad(0.5 * error, maps)]
 
     for mine, theirs in zip(found(ours), found(expected), strict=True):
@@ -112,3 +115,11 @@ def test_who_is_left_out_of_a_step_is_so_on_the_cpu() -> None:
     expected = drop_out(logits, keys, seed=2**62 - 3, rate=0.3)
     ours = drop_out(logits.cuda(), keys.cuda(), seed=2**62 - 3, rate=0.3).cpu()
     assert torch.equal(ours == -20.0, expected == -20.0) and close(ours, expected)
+
+
+def test_photos_become_floats_of_any_size_as_on_the_cpu() -> None:
+    photo = torch.randint(256, (123, 457, 3), dtype=torch.uint8)
+    for width, height in ((457, 123), (100, 40), (457, 60)):
+        for image in (photo, photo.float()):
+            expected = area_means(image, width=width, height=height)
+            assert close(area_means(image.cuda(), width=width, height=height).cpu(), expected)

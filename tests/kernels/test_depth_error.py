@@ -71,7 +71,7 @@ def test_points_on_both_sides_of_what_is_drawn_hold_it_where_it_is() -> None:
     depths = torch.tensor([2.0, 8.0, 3.0], dtype=torch.float64)  # one of them behind what is drawn
     points = torch.from_numpy(camera.position) + depths[:, None] * torch.from_numpy(camera.viewmat[2, :3])
     maps = [torch.full((50, 75), value, requires_grad=True) for value in (1.0, 4.0)]
-    error = ops_training.depth_error(*maps, points.float(), camera=camera)
+    error = ops_training.depth_error(maps[0], maps[1], points.float(), camera=camera)
     assert float(error.detach()) == pytest.approx((1 / 2 + 1 / 3 - 1 / 8 - 1 / 4) / 3, rel=1e-5)
     (v_alpha,) = torch.autograd.grad(error, maps[:1])
     # Two draw it nearer and one draws it back.
@@ -120,7 +120,7 @@ def test_however_many_threads_the_bits_are_the_same() -> None:
 def test_one_can_go_back_more_than_once() -> None:
     camera = camera_of(width=12, height=10)
     maps = [each.requires_grad_() for each in drawn_by(camera)]
-    error = ops_training.depth_error(*maps, points_before(camera, 2000), camera=camera)
+    error = ops_training.depth_error(maps[0], maps[1], points_before(camera, 2000), camera=camera)
     first = torch.autograd.grad(error, maps, retain_graph=True)
     second = torch.autograd.grad(error, maps)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

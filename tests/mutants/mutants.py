@@ -108,8 +108,8 @@ KERNELS = (
     Mutant(
         "the mean of an area counts its columns alone",
         "csrc/cpu/area.cpp",
-        "static_cast<float>((right - left) * (bottom - top))",
-        "static_cast<float>(right - left)",
+        "num = (right - left) * (bottom - top);",
+        "num = right - left;",
         ("tests/kernels/test_area_means.py::test_the_kernel_does_what_plain_torch_does",),
     ),
     Mutant(

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.kernels import ops, ops_training, reference_training
 from splatstudio.optimization.gradients import TrainView
+from splatstudio.rendering.render import area_means
 from splatstudio.settings.config import TrainConfig
 
 SMALLEST_SIDE = 32  # px: smaller pictures say nothing and cost no less
@@ -47,28 +46,36 @@ def survey_divisor_at(step: int, config: TrainConfig, camera: Camera) -> float:
     return max(divisor_at(step, config), 2.0 if min(camera.width, camera.height) >= LARGE_SIDE else 1.0)
 
 
-def reduced(view: TrainView, divisor: float) -> TrainView:
-    """Return a view of which the sides are divided by `divisor`, 1 or more: its pixels are means of areas.
+def reduced_size(camera: Camera, divisor: float) -> tuple[int, int]:
+    """Return width and height of a camera's picture whose sides are divided by `divisor`, 1 or more.
 
-    A pixel counts where all that it covers does. No side becomes shorter than `SMALLEST_SIDE`.
+    No side becomes shorter than `SMALLEST_SIDE`.
     """
-    camera = view.camera
     divisor = min(divisor, max(min(camera.width, camera.height) / SMALLEST_SIDE, 1.0))
-    width, height = round(camera.width / divisor), round(camera.height / divisor)
-    if (width, height) == (camera.width, camera.height):
+    return round(camera.width / divisor), round(camera.height / divisor)
+
+
+def reduced(view: TrainView, divisor: float) -> TrainView:
+    """Return a view of which the sides are divided by `divisor`: its pixels are means of areas.
+
+    A pixel counts where all that it covers does. A target that has that size already stays.
+    """
+    width, height = reduced_size(view.camera, divisor)
+    if (width, height) == (view.camera.width, view.camera.height):
         return view
     mask = None
     if view.mask is not None:
         # Of what does not count: a mean of zeros is zero always, one of ones may be a last bit below one.
         mask = _means((~view.mask)[..., None].float(), height, width)[..., 0] == 0.0
     alpha = None if view.alpha is None else _means(view.alpha[..., None], height, width)[..., 0]
-    target = _means(view.target, height, width)
-    return replace(view, camera=camera.resized(width, height), target=target, mask=mask, alpha=alpha)
+    target = view.target
+    if target.shape[:2] != (height, width):
+        target = _means(target, height, width)
+    return replace(view, camera=view.camera.resized(width, height), target=target, mask=mask, alpha=alpha)
 
 
 def _means(image: Tensor, height: int, width: int) -> Tensor:
-    native = image.dtype == torch.float32 and ops.has_kernel("area_means", image.device.type)
-    return (ops_training if native else reference_training).area_means(image, width=width, height=height)
+    return area_means(image, width=width, height=height)
 
 
 def sh_degree_at(index: int, config: TrainConfig, num_photos: int) -> int:

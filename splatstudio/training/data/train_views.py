@@ -17,7 +17,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.sampling import generator_of
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
-from splatstudio.training.data.resolution import divisor_at, full_size_from, reduced
+from splatstudio.training.data.resolution import divisor_at, full_size_from, reduced, reduced_size
 
 SMALLEST_TO_CUT = 128  # px of the shorter side: below it a step costs hardly less with fewer pixels
 VARIATION = 0.12  # of a side: how far from its middle a photo may be cut
@@ -121,9 +121,10 @@ class TrainViewMaker:
     ) -> TrainView:
         """Return the view of view `index`, whole, its sides divided by `divisor`."""
         name, pixels = self._scene.views[index].name, self._uploads.take(index, photo)
-        target, mask = target_of(pixels, background)
+        camera = self._corrections.camera(index)
+        target, mask = target_of(pixels, background, reduced_size(camera, divisor))
         alpha = alpha_of(pixels) if config.sky.enabled else None
-        view = TrainView(index, name, self._corrections.camera(index), target, mask, background, alpha)
+        view = TrainView(index, name, camera, target, mask, background, alpha)
         return self._corrections.before_sky(reduced(view, divisor))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The depths of known points, and who is left out of a step, on emulated GPUs: the CPU's numbers."""
+"""Depths of known points, who is left out of a step, photos: on emulated GPUs the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -55,3 +55,12 @@ def test_who_is_left_out_is_so_on_every_device() -> None:
     assert 0.25 < float((expected == -20.0).float().mean()) < 0.35
     with pytest.raises(RuntimeError, match="keys must be on cuda:1"):
         native.drop_out(there[0], keys, 5, 0.3, 1)
+
+
+@pytest.mark.parametrize(("width", "height"), [(33, 41), (13, 40), (7, 5), (40, 50)])
+def test_photos_become_floats_of_any_size_as_on_the_cpu(width: int, height: int) -> None:
+    floats = torch.rand(41, 33, 3, generator=torch.Generator().manual_seed(1))
+    for image in ((256 * floats).byte(), floats, floats[..., :1].contiguous()):
+        found = native.area_means(native.to_device(image, 2), width, height, 1)
+        assert native.device_index(found) == 2
+        assert torch.equal(native.to_host(found), native.area_means(image, width, height, 1))

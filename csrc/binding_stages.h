@@ -199,9 +199,9 @@ inline Bound<ImageLoss, std::tuple<Tensor, Tensor>> image_loss_of(
   args.ssim_weight = static_cast<float>(ssim_weight);
   args.same_padding = same_padding;
   const Tensor grad = empty(with_grad ? sizes : Sizes{0});
-  const Tensor value = empty({}, ScalarType::Double);
+  const Tensor value = empty({});
   args.grad = with_grad ? mutable_floats(grad) : nullptr;
-  args.value = static_cast<double*>(value.data_ptr());
+  args.value = mutable_floats(value);
   return {args, {value, grad}};
 }
 

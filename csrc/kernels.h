@@ -134,7 +134,7 @@ struct ImageLoss {
   float l1_weight, ssim_weight;
   bool same_padding;  // else only windows that lie inside the image count
   float* grad;        // [H, W, C] or null
-  double* value;      // [1]
+  float* value;       // [1]
 };
 
 // The tensors of a model in the order of GaussianArrays.

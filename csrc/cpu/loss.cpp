@@ -60,7 +60,7 @@ void image_loss(const ImageLoss& args, int num_threads) {
                static_cast<float>(l1_scale), scratch.data(), l1_sums.data() + column,
                ssim_sums.data() + column, num_columns});
   });
-  *args.value = l1_scale * sum_of(l1_sums) + ssim_scale * sum_of(ssim_sums);
+  *args.value = static_cast<float>(l1_scale * sum_of(l1_sums) + ssim_scale * sum_of(ssim_sums));
 }
 
 }  // namespace splat::cpu

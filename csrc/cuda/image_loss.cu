@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const double l1_total = block_sum(l1_sum), ssim_total = block_sum(ssim_sum);
   if (threadIdx.x != 0) return;
-  *args.value =
-      static_cast<double>(scales->l1) * l1_total + static_cast<double>(scales->ssim) * ssim_total;
+  const double l1_part = static_cast<double>(scales->l1) * l1_total;
+  *args.value = static_cast<float>(l1_part + static_cast<double>(scales->ssim) * ssim_total);
 }
 
 // The image in rows of blocks.

@@ -436,13 +436,21 @@ class _ImageLoss(torch.autograd.Function):
             num_threads(),
         )
         ctx.save_for_backward(gradient)
-        return value.to(image.dtype)
+        return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx, v_value):
         (gradient,) = ctx.saved_tensors
-        return gradient * v_value, None, None, None, None, None
+        if v_value.data_ptr() != one(v_value.device).data_ptr():
+            gradient = gradient * v_value
+        return gradient, None, None, None, None, None
+
+
+@functools.cache
+def one(device: torch.device) -> Tensor:
+    """Return the float32 1 of a device: from it a way back begins, and who meets it need not multiply."""
+    return torch.ones((), device=device)
 
 
 @torch.no_grad()

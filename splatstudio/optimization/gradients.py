@@ -212,11 +212,14 @@ def draw_as_planned(
     capacity: int | None = None,
 ) -> RenderOutput:
     """Render a view as the step's plan asks; the arguments are those of `draw`."""
+    options = plan.options
+    if options.background != view.background:
+        options = replace(options, background=view.background)
     return draw(
         gaussians,
         optimizer,
         view.camera,
-        replace(plan.options, background=view.background),
+        options,
         observed=plan.observed,
         capacity=capacity,
         dropout=plan.dropout,
@@ -301,7 +304,8 @@ def backward(output: RenderOutput, loss: Tensor, others: tuple[Tensor, ...] = ()
         inputs = differentiable(output.projected)
     else:
         inputs = list(output.gaussians.tensors().values())
-    values = torch.autograd.grad(loss, [*inputs, *probes, *others], allow_unused=True)
+    begin = ops.one(loss.device) if loss.dtype == torch.float32 else None
+    values = torch.autograd.grad(loss, [*inputs, *probes, *others], begin, allow_unused=True)
     v_inputs, v_others = values[: len(inputs)], values[len(inputs) + len(probes) :]
     v_means2d = None
     if output.probe is not None:
@@ -410,10 +414,12 @@ def _stand_ins(projected: Projected) -> Projected:
     """
 
     p = projected
-    nothing = p.means2d.new_empty(())
+    means2d, conics, depths, opacities = _leaves(len(p.depths), p.depths.dtype, p.depths.device)
+    return Projected(means2d, conics, depths, opacities, p.colors.detach().requires_grad_(), p.radii)
 
-    def leaf(tensor: Tensor) -> Tensor:
-        return nothing.expand(tensor.shape).requires_grad_()
 
-    colors = p.colors.detach().requires_grad_()
-    return Projected(leaf(p.means2d), leaf(p.conics), leaf(p.depths), leaf(p.opacities), colors, p.radii)
+@lru_cache(maxsize=2)  # a step has as many as the one before, but where Gaussians come or go
+def _leaves(num: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    nothing = torch.empty((), dtype=dtype, device=device)
+    shapes = ((num, 2), (num, 3), (num,), (num,))
+    return tuple(nothing.expand(shape).requires_grad_() for shape in shapes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -217,7 +217,9 @@ def _read(
 
 def _with_result(step: TrainStep) -> TrainStep:
     assert step.report is not None
-    return replace(step, report=None, gate=None, result=step.report.read())
+    step.result = step.report.read()
+    step.report = step.gate = None
+    return step
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 CSRC = Path(__file__).parents[2] / "csrc"
 BINDING = "".join(path.read_text() for path in sorted(CSRC.glob("ops_cuda*.cpp")))
-# A GPU's kernels have no sets of instructions to choose from, and torch makes photos smaller there.
-CPU_ALONE = {"instruction_set", "area_means"}
+# A GPU's kernels have no sets of instructions to choose from.
+CPU_ALONE = {"instruction_set"}
 # It takes no tensor, so no device is meant.
 WITHOUT_TENSORS = {"cuda_architectures"}
 SCHEMAS = (CSRC / "schemas.cpp").read_text()

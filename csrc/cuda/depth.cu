@@ -15,7 +15,8 @@ __device__ DepthErrorSum block_total(const DepthErrorSum& own) {
   return total;
 }
 
-__global__ void __launch_bounds__(kThreads) parts_kernel(DepthError args, DepthErrorSum* parts) {
+__global__ void __launch_bounds__(kThreads)
+    depth_parts_kernel(DepthError args, DepthErrorSum* parts) {
   const int64_t i = global_index();
   const DepthErrorSum own = i < args.num ? depth_error_of(args, i) : DepthErrorSum{};
   const DepthErrorSum total = block_total(own);
@@ -23,19 +24,19 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(DepthError args, DepthE
 }
 
 __global__ void __launch_bounds__(kThreads)
-    total_kernel(DepthError args, const DepthErrorSum* parts, int64_t num_parts) {
+    depth_total_kernel(DepthError args, const DepthErrorSum* parts, int64_t num_parts) {
   DepthErrorSum own = {};
   for (int64_t i = threadIdx.x; i < num_parts; i += kThreads) own = own + parts[i];
   const DepthErrorSum total = block_total(own);
   if (threadIdx.x == 0) write_depth_error(args, total);
 }
 
-__global__ void __launch_bounds__(kThreads) zeros_kernel(DepthErrorGradient args) {
+__global__ void __launch_bounds__(kThreads) depth_zeros_kernel(DepthErrorGradient args) {
   const int64_t i = global_index();
   if (i < args.num_pixels) args.v_alpha[i] = args.v_depth_sum[i] = 0.0f;
 }
 
-__global__ void __launch_bounds__(kThreads) sides_kernel(DepthErrorGradient args) {
+__global__ void __launch_bounds__(kThreads) depth_sides_kernel(DepthErrorGradient args) {
   const int64_t i = global_index();
   if (i >= args.num || args.codes[i] < 0) return;
   const int64_t pixel = args.codes[i] / 3;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) sides_kernel(DepthErrorGradient args
   args.first[i] = atomicAdd(&args.v_depth_sum[pixel], 1.0f) == 0.0f;
 }
 
-__global__ void __launch_bounds__(kThreads) gradients_kernel(DepthErrorGradient args) {
+__global__ void __launch_bounds__(kThreads) depth_gradients_kernel(DepthErrorGradient args) {
   const int64_t i = global_index();
   if (i < args.num) write_depth_gradients(args, i);
 }
@@ -57,15 +58,15 @@ int64_t depth_error_scratch(int64_t num) {
 void depth_error(const DepthError& args, void* scratch, void* stream) {
   const int64_t num_parts = blocks_for(args.num);
   auto* parts = static_cast<DepthErrorSum*>(scratch);
-  launch("depth_error_parts", parts_kernel, num_parts, kThreads, stream, args, parts);
-  launch("depth_error_total", total_kernel, 1, kThreads, stream, args, parts, num_parts);
+  launch("depth_error_parts", depth_parts_kernel, num_parts, kThreads, stream, args, parts);
+  launch("depth_error_total", depth_total_kernel, 1, kThreads, stream, args, parts, num_parts);
 }
 
 void depth_error_bwd(const DepthErrorGradient& args, void* stream) {
   const int64_t blocks = blocks_for(args.num);
-  launch("depth_zeros", zeros_kernel, blocks_for(args.num_pixels), kThreads, stream, args);
-  launch("depth_sides", sides_kernel, blocks, kThreads, stream, args);
-  launch("depth_gradients", gradients_kernel, blocks, kThreads, stream, args);
+  launch("depth_zeros", depth_zeros_kernel, blocks_for(args.num_pixels), kThreads, stream, args);
+  launch("depth_sides", depth_sides_kernel, blocks, kThreads, stream, args);
+  launch("depth_gradients", depth_gradients_kernel, blocks, kThreads, stream, args);
 }
 
 }  // namespace splat::cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,17 +33,27 @@ class ReadBack:
             return
         # As bits, which takes no kernel for each of their types.
         bits = torch.cat([tensor.view(torch.int32) for tensor in flat])
-        arriving = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=True)
-        arriving.copy_(bits, non_blocking=True)
+        self._bits = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=True)
+        self._bits.copy_(bits, non_blocking=True)
         self._arrived = recorded_event(current_stream(bits.device))
-        parts = arriving.split([tensor.numel() * tensor.element_size() // 4 for tensor in flat])
-        self._there = [part.view(tensor.dtype) for part, tensor in zip(parts, flat, strict=True)]
+        self._parts = [(tensor.numel() * tensor.element_size(), tensor.dtype) for tensor in flat]
 
     def read(self) -> tuple[float, ...]:
         """Return the numbers, with the precision of their types, as soon as they are there.
 
         The host waits for the work that was queued before them, not for what came after.
         """
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return tuple(number for tensor in self._there for number in tensor.tolist())
+        if self._arrived is None:
+            return tuple(number for tensor in self._there for number in tensor.tolist())
+        self._arrived.synchronize()
+        return self._numbers()
+
+    def _numbers(self) -> tuple[float, ...]:
+        """Return what the bits that have arrived stand for."""
+        numbers: list[float] = []
+        begin, memory = 0, self._bits.numpy().tobytes()
+        for num_bytes, dtype in self._parts:
+            part = memory[begin : begin + num_bytes]
+            numbers += np.frombuffer(part, str(dtype).removeprefix("torch.")).tolist()
+            begin += num_bytes
+        return tuple(numbers)

@@ -78,11 +78,14 @@ class StepReport:
         total = losses[0] if num == 1 else next(numbers)
         needed = tuple(islice(numbers, counted))
         costs = tuple(islice(numbers, num)) if num > 1 else ()
-        twists = () if self.twists is None else self.twists.read()
+        poses: tuple[Tensor, ...] = ()
+        if self.twists is not None:
+            twists = torch.tensor(self.twists.read(), dtype=torch.float64, device="cpu")
+            poses = twists.view(-1, 6).unbind()
         return StepResult(
             losses,
             costs,
-            poses=torch.tensor(twists, dtype=torch.float64, device="cpu").view(-1, 6).unbind(),
+            poses=poses,
             psnr=next(numbers, None),
             total=total,
             num_instances=tuple(map(int, needed)),

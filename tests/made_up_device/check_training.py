@@ -98,7 +98,7 @@ def test_a_wait_that_is_left_out_shows(blob_scene: Scene, monkeypatch: pytest.Mo
             assert losses(blob_scene) != expected, "a photo was used before it had come"
 
     def unread(self: Any) -> tuple[float, ...]:
-        return tuple(self._numbers.tolist())
+        return self._numbers()
 
     numbers = torch.arange(3.0, device=SECOND)
     assert transfer.ReadBack(numbers).read() == (0.0, 1.0, 2.0)

@@ -312,8 +312,11 @@ class Trainer:
         return DrawnStep(index, config, plan, batch, rounds, by_round(told, [len(one) for one in rounds]))
 
     def _begin(self, drawn: DrawnStep) -> TrainStep:
+        begin = partial(drawn.begin, self.parts)
         try:
-            return drawn.begin(self.parts)
+            # Several ranks agree on what takes memory in it, but not on what is learned beside the Gaussians:
+            # they would send each other more than that takes.
+            return together(self.ranks, begin) if self.ranks.num_ranks == 1 else begin()
         except LossNotFinite as error:
             name = self.scene.views[drawn.batch.indices[error.number]].name
             rank = f" (rank {error.rank})" if self.ranks.num_ranks > 1 else ""

@@ -87,6 +87,27 @@ def test_each_allocation_of_a_quiet_step_fails_once_and_nothing_is_lost_or_left(
     undisturbed.close()
 
 
+LEARNED = {"sky.enabled": True, "exposure.enabled": True, "poses.enabled": True, "poses.start_step": 1}
+
+
+def test_a_step_that_learns_sky_exposures_and_poses_survives_any_allocation_that_fails(
+    blob_scene: Scene,
+) -> None:
+    trainer = trained(blob_scene, LEARNED, 2)
+    survived = number = 0
+    while trainer.step < STEPS:
+        made_up_device.fail_allocation(number)
+        before = made_up_device.num_allocations()
+        stats = trainer.train_step()
+        made_up_device.fail_allocation(-1)
+        taken = made_up_device.num_allocations() - before
+        assert trainer.whole and stats.step == trainer.step
+        survived += number < taken
+        number = number + 1 if number < taken else 0  # the first ones are those of what is learned
+    assert survived == STEPS - 2 and all(torch.isfinite(each).all() for each in all_of(trainer))
+    trainer.close()
+
+
 def fails_everywhere(work: Callable[[], object]) -> list[BaseException]:
     """Let each allocation of some work fail in turn; return what was raised."""
     raised: list[BaseException] = []

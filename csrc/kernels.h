@@ -321,7 +321,7 @@ void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const 
                  float* shapes, int64_t* splat_starts, void* scratch, Stream stream);
 // One number of the device's memory, when the stream has come so far: the host waits.
 int64_t read_back(const int64_t* number, Stream stream);
-int64_t emit_instances_scratch(int64_t num);
+int64_t emit_instances_scratch(const ImageGrid& grid, int64_t num);
 // `out.num` is how many instances there is room for. Where there are more (`splat_starts` tells),
 // the lists hold the nearest of them, and nothing is written or read beyond.
 void emit_instances(const float* shapes, int64_t num_splats, const ImageGrid& grid,

@@ -89,7 +89,7 @@ SortedSplats sorted_splats(const Tensor& means2d, const Tensor& conics, const Te
 Six lists_within(const SortedSplats& sorted, int64_t room, splat::cuda::Stream stream) {
   const Tensor tile_starts = empty({sorted.grid.num_tiles() + 1}, ScalarType::Int);
   const Tensor instances = empty({room}, ScalarType::Int), slots = empty({room}, ScalarType::Int);
-  const Tensor scratch = scratch_of(splat::cuda::emit_instances_scratch(room));
+  const Tensor scratch = scratch_of(splat::cuda::emit_instances_scratch(sorted.grid, room));
   const splat::SplatList list = splats_of(sorted.splats, sorted.order);
   splat::cuda::emit_instances(
       mutable_floats(sorted.shapes), list.num, sorted.grid,

@@ -145,24 +145,44 @@ class Pieces {
 // tables are twice as large.
 int num_items(int64_t num) { return static_cast<int>(num); }
 
+// What `ask` says of so many items, which depends on nothing but them and the device. Each picture
+// needs as much as the one before, and every question to CUB takes the host as long as a launch.
+template <typename Ask>
+size_t remembered(int64_t num, const Ask& ask) {
+  struct Answer {
+    int device;
+    int64_t num;
+    size_t bytes;
+  };
+  thread_local Answer last = {-1, -1, 0};  // one for each kind of question
+  int device = 0;
+  check(cudaGetDevice(&device), "the name of the device");
+  if (last.device != device || last.num != num) last = {device, num, ask()};
+  return last.bytes;
+}
+
 template <typename Key>
 size_t sort_bytes(int64_t num) {
-  size_t bytes = 0;
-  const Key* keys = nullptr;
-  const int32_t* values = nullptr;
-  check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<Key*>(nullptr), values,
-                                        static_cast<int32_t*>(nullptr), num_items(num)),
-        "the size of a sort");
-  return bytes;
+  return remembered(num, [num] {
+    size_t bytes = 0;
+    const Key* keys = nullptr;
+    const int32_t* values = nullptr;
+    check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<Key*>(nullptr), values,
+                                          static_cast<int32_t*>(nullptr), num_items(num)),
+          "the size of a sort");
+    return bytes;
+  });
 }
 
 size_t scan_bytes(int64_t num) {
-  size_t bytes = 0;
-  const int64_t* in = nullptr;
-  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, static_cast<int64_t*>(nullptr),
-                                      num_items(num)),
-        "the size of a scan");
-  return bytes;
+  return remembered(num, [num] {
+    size_t bytes = 0;
+    const int64_t* in = nullptr;
+    check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, static_cast<int64_t*>(nullptr),
+                                        num_items(num)),
+          "the size of a scan");
+    return bytes;
+  });
 }
 
 struct SplatScratch {
@@ -194,6 +214,8 @@ InstanceScratch<Tile> instance_scratch(Pieces& pieces, int64_t num) {
   return {pieces.take<Tile>(num),    pieces.take<Tile>(num),       pieces.take<int32_t>(num),
           pieces.take<int32_t>(num), pieces.take<char>(cub_bytes), cub_bytes};
 }
+
+bool has_narrow_tiles(const ImageGrid& grid) { return grid.num_tiles() <= UINT16_MAX; }
 
 int num_bits(int64_t largest) {
   int bits = 1;
@@ -259,17 +281,19 @@ int64_t read_back(const int64_t* number, Stream stream) {
   return value;
 }
 
-int64_t emit_instances_scratch(int64_t num) {
-  Pieces narrow(nullptr), wide(nullptr);
-  instance_scratch<uint16_t>(narrow, num);
-  instance_scratch<uint32_t>(wide, num);
-  return narrow.used() > wide.used() ? narrow.used() : wide.used();
+int64_t emit_instances_scratch(const ImageGrid& grid, int64_t num) {
+  Pieces pieces(nullptr);
+  if (has_narrow_tiles(grid)) {
+    instance_scratch<uint16_t>(pieces, num);
+  } else {
+    instance_scratch<uint32_t>(pieces, num);
+  }
+  return pieces.used();
 }
 
 void emit_instances(const float* shapes, int64_t num_splats, const ImageGrid& grid,
                     const TileLists& out, void* scratch, Stream stream) {
-  const auto emit =
-      grid.num_tiles() <= UINT16_MAX ? emit_and_sort<uint16_t> : emit_and_sort<uint32_t>;
+  const auto emit = has_narrow_tiles(grid) ? emit_and_sort<uint16_t> : emit_and_sort<uint32_t>;
   emit(reinterpret_cast<const TileShape*>(shapes), num_splats, grid, out, scratch, stream);
 }
 

@@ -122,8 +122,8 @@ KERNELS = (
     Mutant(
         "who stays in a step has no more opacity",
         "csrc/dropout.h",
-        "opacity_of(args.opacities[i]) * args.gain;",
-        "opacity_of(args.opacities[i]);",
+        "opacity_of(logit) * constant<F>(gain);",
+        "opacity_of(logit) + constant<F>(0.0f * gain);",
         ("tests/optimization/test_dropout.py::test_the_kernel_draws_what_the_reference_does",),
     ),
     Mutant(

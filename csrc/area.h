@@ -23,9 +23,9 @@ SPLAT_HD int64_t area_end(int64_t i, int64_t num, int64_t num_in) {
   return ((i + 1) * num_in + num - 1) / num;
 }
 
-// Of so many pixels. Bytes add up without rounding, and are rounded once.
+// Of so many pixels. Bytes add up without rounding; the mean of up to 65,793 is rounded once.
 SPLAT_HD float area_mean(float sum, int64_t num) { return sum * (1.0f / static_cast<float>(num)); }
-SPLAT_HD float area_mean(int32_t sum, int64_t num) {
+SPLAT_HD float area_mean(int64_t sum, int64_t num) {
   return static_cast<float>(sum) / static_cast<float>(255 * num);
 }
 

@@ -19,11 +19,10 @@ struct DepthError {
   double rotation[3][3], translation[3];  // world to camera
   double fx, fy, cx, cy;
   int width, height;
-  double unit;  // what an error of 1 / scene unit is worth
-  int64_t*
-      codes;  // [M] -1: does not count; else three times the pixel, and 0 to 2: nearer to farther
-  float* error;  // [] the mean over the points that count
-  float* share;  // [] what each of them adds for an error of 1 / scene unit
+  double unit;     // what an error of 1 / scene unit is worth
+  int64_t* codes;  // [M] -1: does not count; else 3 * pixel + 0, 1, 2: drawn farther, right, nearer
+  float* error;    // [] the mean over the points that count
+  float* share;    // [] what each of them adds for an error of 1 / scene unit
 };
 
 struct DepthErrorGradient {

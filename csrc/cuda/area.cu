@@ -25,7 +25,7 @@ __device__ float mean_of(const AreaMeans& a, const In* image, int64_t i) {
 __global__ void __launch_bounds__(kThreads) area_means_kernel(AreaMeans args, int64_t num) {
   const int64_t i = global_index();
   if (i >= num) return;
-  args.means[i] = args.bytes != nullptr ? mean_of<int32_t>(args, args.bytes, i)
+  args.means[i] = args.bytes != nullptr ? mean_of<int64_t>(args, args.bytes, i)
                                         : mean_of<float>(args, args.floats, i);
 }
 

@@ -45,6 +45,11 @@ def test_bytes_are_rounded_once(width: int, height: int) -> None:
         assert torch.equal(found, image.float() / 255.0)
 
 
+def test_an_area_of_any_size_has_a_mean() -> None:
+    white = torch.full((3000, 3000, 1), 255, dtype=torch.uint8)  # whose sum has more than 31 bits
+    assert float(ops_training.area_means(white, width=1, height=1)) == 1.0
+
+
 def test_turned_and_larger_pictures_and_any_number_of_threads() -> None:
     image = picture(50, 70, 3)
     turned = image.permute(1, 0, 2)

@@ -21,7 +21,6 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.presets import nearest_preset
 
 ROWS_AT_ONCE = 256
-
 MAX_KEPT = 512  # views, whose points are kept on a device: 12 bytes each
 
 

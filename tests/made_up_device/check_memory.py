@@ -50,6 +50,12 @@ def test_a_step_without_memory_at_any_allocation_harms_nothing(
 ) -> None:
     """Each allocation of some steps fails once, those of a densification among them."""
     trainer = trained(blob_scene, options, 0)
+    assert failed_in_turn(trainer, every=7) >= STEPS // 2
+    trainer.close()
+
+
+def failed_in_turn(trainer: Trainer, every: int) -> int:
+    """Train to the end; in each step an allocation fails, each time a later one. Return how many did."""
     failed, number = 0, 0
     while trainer.step < STEPS:
         made_up_device.fail_allocation(number)
@@ -59,10 +65,9 @@ def test_a_step_without_memory_at_any_allocation_harms_nothing(
         taken = made_up_device.num_allocations() - before
         assert trainer.whole and stats.step == trainer.step
         failed += number < taken
-        number = number + 7 if number < taken else 0  # another one in each step
+        number = number + every if number < taken else 0
         assert all(torch.isfinite(tensor).all() for tensor in trainer.live_gaussians.tensors().values())
-    assert failed >= STEPS // 2
-    trainer.close()
+    return failed
 
 
 def test_each_allocation_of_a_quiet_step_fails_once_and_nothing_is_lost_or_left(blob_scene: Scene) -> None:
@@ -94,17 +99,9 @@ def test_a_step_that_learns_sky_exposures_and_poses_survives_any_allocation_that
     blob_scene: Scene,
 ) -> None:
     trainer = trained(blob_scene, LEARNED, 2)
-    survived = number = 0
-    while trainer.step < STEPS:
-        made_up_device.fail_allocation(number)
-        before = made_up_device.num_allocations()
-        stats = trainer.train_step()
-        made_up_device.fail_allocation(-1)
-        taken = made_up_device.num_allocations() - before
-        assert trainer.whole and stats.step == trainer.step
-        survived += number < taken
-        number = number + 1 if number < taken else 0  # the first ones are those of what is learned
-    assert survived == STEPS - 2 and all(torch.isfinite(each).all() for each in all_of(trainer))
+    # The first ones are those of what is learned.
+    assert failed_in_turn(trainer, every=1) == STEPS - 2
+    assert all(torch.isfinite(each).all() for each in all_of(trainer))
     trainer.close()
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torch import Tensor
-
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import area_means
@@ -66,16 +64,13 @@ def reduced(view: TrainView, divisor: float) -> TrainView:
     mask = None
     if view.mask is not None:
         # Of what does not count: a mean of zeros is zero always, one of ones may be a last bit below one.
-        mask = _means((~view.mask)[..., None].float(), height, width)[..., 0] == 0.0
-    alpha = None if view.alpha is None else _means(view.alpha[..., None], height, width)[..., 0]
-    target = view.target
+        mask = area_means((~view.mask)[..., None].float(), width=width, height=height)[..., 0] == 0.0
+    alpha, target = view.alpha, view.target
+    if alpha is not None:
+        alpha = area_means(alpha[..., None], width=width, height=height)[..., 0]
     if target.shape[:2] != (height, width):
-        target = _means(target, height, width)
+        target = area_means(target, width=width, height=height)
     return replace(view, camera=view.camera.resized(width, height), target=target, mask=mask, alpha=alpha)
-
-
-def _means(image: Tensor, height: int, width: int) -> Tensor:
-    return area_means(image, width=width, height=height)
 
 
 def sh_degree_at(index: int, config: TrainConfig, num_photos: int) -> int:

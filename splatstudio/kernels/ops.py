@@ -442,7 +442,7 @@ class _ImageLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, v_value):
         (gradient,) = ctx.saved_tensors
-        if v_value.data_ptr() != one(v_value.device).data_ptr():
+        if v_value is not one(v_value.device):
             gradient = gradient * v_value
         return gradient, None, None, None, None, None
 

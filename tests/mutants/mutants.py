@@ -38,8 +38,8 @@ KERNELS = (
     Mutant(
         "the rasterizer takes green for blue",
         "csrc/cpu/raster_lanes.cpp",
-        "cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);",
-        "cell.blue = multiply_add(r.weight, constant<F8>(s.green), cell.blue);",
+        "const F8 blue = cell.blue + left * bg[2];",
+        "const F8 blue = cell.green + left * bg[2];",
         ("tests/kernels/test_ops.py::test_rasterize_equals_the_reference",),
     ),
     Mutant(
@@ -219,8 +219,8 @@ STRATEGIES = (
     Mutant(
         "Adam does not correct its bias",
         "splatstudio/optimization/optim.py",
-        '"step": self.num_steps,',
-        '"step": self.num_steps + 1_000_000,',
+        "adam = _adam_of_batch(rates, batch_size, self.num_steps)",
+        "adam = _adam_of_batch(rates, batch_size, self.num_steps + 1_000_000)",
         ("tests/optimization/test_optim.py::test_ten_steps_equal_torch_adam",),
     ),
     Mutant(
@@ -412,15 +412,15 @@ FILES = (
         (
             "    write_manifest(staging, checkpoint, shards)\n"
             "    if final.exists():\n"
-            "        final.rename(replaced)\n"
+            "        put_in_place(final, replaced)\n"
             "    try:\n"
-            "        staging.rename(final)\n"
+            "        put_in_place(staging, final)\n"
         ),
         (
             "    if final.exists():\n"
-            "        final.rename(replaced)\n"
+            "        put_in_place(final, replaced)\n"
             "    try:\n"
-            "        staging.rename(final)\n"
+            "        put_in_place(staging, final)\n"
             "        write_manifest(final, checkpoint, shards)\n"
         ),
         (
@@ -522,9 +522,9 @@ REST = (
     ),
     Mutant(
         "a lens bends the other way",
-        "splatstudio/scene/lens.py",
-        "radial = 1 + s * (k1 + s * (k2 + s * (k3 + s * k4)))",
-        "radial = 1 - s * (k1 + s * (k2 + s * (k3 + s * k4)))",
+        "splatstudio/scene/lens_models.py",
+        "bent = points * _polynomial(_squared(points), (k1, k2, k3, k4)) +",
+        "bent = points * _polynomial(-_squared(points), (k1, k2, k3, k4)) +",
         ("tests/scene/test_photo.py::test_undistorted_photo_shows_what_its_camera_says",),
     ),
     Mutant(

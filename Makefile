@@ -146,7 +146,8 @@ sanitize: setup
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
 	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/kernels/test_ops.py tests/kernels/test_fuzz.py \
 	  tests/kernels/test_oracle.py tests/optimization/test_view_gradients.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
-	  tests/kernels/test_mcmc_kernels.py
+	  tests/kernels/test_mcmc_kernels.py tests/kernels/test_depth_error.py tests/kernels/test_area_means.py \
+	  tests/kernels/test_bilateral_grid.py
 
 # Every reader of files and messages against damaged ones, for ten minutes, others each time unless FUZZ_SEED says which;
 # what a defect needs is left in build/fuzz.
@@ -177,7 +178,7 @@ RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_late_rows.p
   tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/made_up_device tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_step_views.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py \
-  tests/kernels/test_depth_error.py
+  tests/kernels/test_depth_error.py tests/kernels/test_bilateral_grid.py
 
 lock: setup
 	$(BIN)/python -m pip install --quiet uv

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "area.h"
+#include "bilateral_grid.h"
 #include "binding.h"
 #include "binding_stages.h"
 #include "depth.h"
@@ -295,6 +296,43 @@ inline std::tuple<AreaMeans, Tensor> area_means_of(const Tensor& image, int64_t 
                           width,
                           mutable_floats(means)};
   return {args, means};
+}
+
+// The arguments without the colors.
+inline BilateralGrid bilateral_grid_of(const Tensor& rgb, const Tensor& grid) {
+  STD_TORCH_CHECK(rgb.dim() == 3, "rgb must have 3 dimensions, has ", rgb.dim());
+  STD_TORCH_CHECK(grid.dim() == 4, "grid must have 4 dimensions, has ", grid.dim());
+  BilateralGrid args = {};
+  args.height = rgb.size(0);
+  args.width = rgb.size(1);
+  args.depth = grid.size(1);
+  args.rows = grid.size(2);
+  args.columns = grid.size(3);
+  STD_TORCH_CHECK(args.height > 0 && args.width > 0, "rgb has no pixels");
+  STD_TORCH_CHECK(args.depth > 0 && args.rows > 0 && args.columns > 0, "grid has no nodes");
+  args.rgb = floats(rgb, {args.height, args.width, 3}, "rgb");
+  args.grid = floats(grid, {kMapNumbers, args.depth, args.rows, args.columns}, "grid");
+  return args;
+}
+
+// The arguments, and the new colors.
+inline std::tuple<BilateralGrid, Tensor> bilateral_grid_colors_of(const Tensor& rgb,
+                                                                  const Tensor& grid) {
+  BilateralGrid args = bilateral_grid_of(rgb, grid);
+  const Tensor colors = empty({args.height, args.width, 3});
+  args.colors = mutable_floats(colors);
+  return {args, colors};
+}
+
+// The arguments, and the new gradients of colors and grid.
+inline std::tuple<BilateralGridGradient, Tensor, Tensor> bilateral_grid_gradient_of(
+    const Tensor& rgb, const Tensor& grid, const Tensor& v_colors) {
+  const BilateralGrid of = bilateral_grid_of(rgb, grid);
+  const Tensor v_rgb = empty({of.height, of.width, 3});
+  const Tensor v_grid = empty({kMapNumbers, of.depth, of.rows, of.columns});
+  const BilateralGridGradient args = {of, floats(v_colors, {of.height, of.width, 3}, "v_colors"),
+                                      mutable_floats(v_rgb), mutable_floats(v_grid)};
+  return {args, v_rgb, v_grid};
 }
 
 // The arguments, and the new tensors of the error, of a point's share in it, and of codes. `view`:

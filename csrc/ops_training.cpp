@@ -112,6 +112,21 @@ Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t nu
   return means;
 }
 
+// Returns the colors under a grid of affine maps.
+Tensor bilateral_grid(const Tensor& rgb, const Tensor& grid, int64_t num_threads) {
+  const auto [args, colors] = bilateral_grid_colors_of(rgb, grid);
+  splat::cpu::bilateral_grid(args, static_cast<int>(num_threads));
+  return colors;
+}
+
+// Returns the gradients of rgb and grid.
+std::tuple<Tensor, Tensor> bilateral_grid_bwd(const Tensor& rgb, const Tensor& grid,
+                                              const Tensor& v_colors, int64_t num_threads) {
+  const auto [args, v_rgb, v_grid] = bilateral_grid_gradient_of(rgb, grid, v_colors);
+  splat::cpu::bilateral_grid_bwd(args, static_cast<int>(num_threads));
+  return {v_rgb, v_grid};
+}
+
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
                                               int64_t num_threads) {
@@ -160,6 +175,8 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("inject_noise", TORCH_BOX(&inject_noise));
   m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
   m.impl("area_means", TORCH_BOX(&area_means));
+  m.impl("bilateral_grid", TORCH_BOX(&bilateral_grid));
+  m.impl("bilateral_grid_bwd", TORCH_BOX(&bilateral_grid_bwd));
   m.impl("compute_relocation", TORCH_BOX(&compute_relocation));
   m.impl("depth_error", TORCH_BOX(&depth_error));
   m.impl("depth_error_bwd", TORCH_BOX(&depth_error_bwd));

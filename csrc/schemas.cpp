@@ -108,6 +108,10 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "depth_error_bwd(Tensor alpha, Tensor depth_sum, Tensor share, Tensor codes, Tensor v_error, "
       "int num_threads) -> (Tensor, Tensor)");
   m.def("drop_out(Tensor opacities, Tensor keys, int seed, float rate, int num_threads) -> Tensor");
+  m.def("bilateral_grid(Tensor rgb, Tensor grid, int num_threads) -> Tensor");
+  m.def(
+      "bilateral_grid_bwd(Tensor rgb, Tensor grid, Tensor v_colors, int num_threads) -> (Tensor, "
+      "Tensor)");
   m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
   m.def("compute_relocation(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(

@@ -90,7 +90,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_trees() -> Iterator[None]:
-    """Free the trees after the last of these tests: they are millions of objects, too many to look through."""
+    """Free the trees after the last of these tests: millions of objects, too many to look through."""
     gc.disable()
     yield
     tree_of.cache_clear()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
@@ -17,10 +16,9 @@ from splatstudio.gaussians.sky import Sky, over_sky
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.kernels.reference_training import square_root
 from splatstudio.optimization.gradients import RenderOutput, TrainView
+from splatstudio.rendering.render import training_stages_for
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photo comes only once in an epoch
 EPS = 1e-15
@@ -31,32 +29,14 @@ EPS = 1e-15
 SETTLED = 0.02
 
 
-def corrected_affinely(rgb: Tensor, difference: Tensor) -> Tensor:
-    """Return the colors `rgb` [H, W, 3] under the affine map that differs by `difference` [3, 4] from none.
+def exposed(rgb: Tensor, difference: Tensor) -> Tensor:
+    """Return the colors `rgb` [H, W, 3] under an affine map, or under a bilateral grid of such maps.
 
-    Differentiable in both.
+    `difference` is what the map differs by from none, [3, 4], or a grid [12, D, G, G] of that, see
+    `reference_training.bilateral_grid`. Differentiable in both.
     """
-    matrix = difference[:, :3] + torch.eye(3, dtype=rgb.dtype, device=rgb.device)
-    return torch.addmm(difference[:, 3], rgb.reshape(-1, 3), matrix.T).reshape(rgb.shape)
-
-
-def corrected_by_grid(rgb: Tensor, grid: Tensor) -> Tensor:
-    """Return the colors `rgb` [H, W, 3] under a bilateral grid of affine maps (Wang et al. 2024).
-
-    `grid` [12, D, G, G]: what the 3 x 4 maps differ by from none, by brightness (dark to bright), row and
-    column; in between they are interpolated linearly. Differentiable in both.
-    """
-    height, width = rgb.shape[:2]
-    y = torch.linspace(-1.0, 1.0, height, dtype=rgb.dtype, device=rgb.device)
-    x = torch.linspace(-1.0, 1.0, width, dtype=rgb.dtype, device=rgb.device)
-    rows, columns = torch.meshgrid(y, x, indexing="ij")
-    luma = to_device(torch.tensor(LUMA, dtype=rgb.dtype, device="cpu"), rgb.device)
-    brightness = (rgb @ luma).clamp(0.0, 1.0) * 2.0 - 1.0
-    places = torch.stack([columns, rows, brightness], dim=-1)[None, None]
-    maps = F.grid_sample(grid[None], places, mode="bilinear", padding_mode="border", align_corners=True)
-    maps = maps[0, :, 0].reshape(3, 4, height, width)
-    change = (maps[:, :3] * rgb.permute(2, 0, 1)[None]).sum(dim=1) + maps[:, 3]
-    return rgb + change.permute(1, 2, 0)
+    grid = difference if difference.dim() == 4 else difference.reshape(12, 1, 1, 1)
+    return training_stages_for(rgb).bilateral_grid(rgb, grid)
 
 
 def roughness(grid: Tensor) -> Tensor:
@@ -260,7 +240,7 @@ class Corrections:
         if "sky" in learned:
             rgb = _over_learned_sky(view, output, learned["sky"])
         if "exposure" in learned:
-            rgb = _exposed(rgb, learned["exposure"])
+            rgb = exposed(rgb, learned["exposure"])
         if learned:
             self._shown[view.index] = rgb.detach()
         return rgb
@@ -274,7 +254,7 @@ class Corrections:
         if "sky" in self._tables:
             rgb = over_sky(rgb, alpha, self._tables["sky"].values[0], view.camera)
         if "exposure" in self._tables:
-            rgb = _exposed(rgb, self._tables["exposure"].values[self._row_of[view.index]])
+            rgb = exposed(rgb, self._tables["exposure"].values[self._row_of[view.index]])
         return rgb
 
     def before_sky(self, view: TrainView) -> TrainView:
@@ -453,13 +433,6 @@ def _over_learned_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Ten
         return rgb
     unmoved = over_sky(output.rgb, output.alpha, sky.detach(), view.camera)
     return unmoved + view.alpha[..., None] * (rgb - unmoved)  # the value of both
-
-
-def _exposed(rgb: Tensor, difference: Tensor) -> Tensor:
-    """Return the colors [H, W, 3] under an affine map [3, 4], or under a grid of such maps."""
-    return (
-        corrected_by_grid(rgb, difference) if difference.dim() == 4 else corrected_affinely(rgb, difference)
-    )
 
 
 def _progress(step: int, config: TrainConfig) -> float:

@@ -404,6 +404,27 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     return _native().area_means(image.contiguous(), width, height, num_threads())
 
 
+class _BilateralGrid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rgb, grid):
+        rgb, grid = rgb.contiguous(), grid.contiguous()
+        ctx.save_for_backward(rgb, grid)
+        return _native().bilateral_grid(rgb, grid, num_threads())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, v_colors):
+        return _native().bilateral_grid_bwd(*ctx.saved_tensors, v_colors.contiguous(), num_threads())
+
+
+def bilateral_grid(rgb: Tensor, grid: Tensor) -> Tensor:
+    """Return colors `rgb` [H, W, 3] under affine maps, as `reference_training.bilateral_grid` does.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _BilateralGrid.apply(rgb, grid)  # type: ignore[return-value]
+
+
 @torch.no_grad()
 def compute_relocation(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     """Return how `copies` [M] int64 equal parts look, as `reference_training.compute_relocation` does.

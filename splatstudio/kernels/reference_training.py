@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import SH_C0, Gaussians, opacities_of
@@ -23,6 +24,7 @@ NOISE_RANGE = 0.095  # above `min_opacity` by this much less than a ten thousand
 # Of what a dropout raises; the least is not drawn, but has a slope.
 LEAST_RAISED, MOST_RAISED = 1e-8, 0.999
 LEFT_OUT = -20.0  # the logit of an opacity that nothing draws
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 SURFACE_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
 
 _LOW = 0xFFFFFFFF
@@ -132,8 +134,29 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     """
     floats = image.float() / 255.0 if image.dtype == torch.uint8 else image
     planes = floats.permute(2, 0, 1)[None]
-    means = torch.nn.functional.interpolate(planes, (height, width), mode="area")
+    means = functional.interpolate(planes, (height, width), mode="area")
     return means[0].permute(1, 2, 0).contiguous()
+
+
+def bilateral_grid(rgb: Tensor, grid: Tensor) -> Tensor:
+    """Return the colors `rgb` [H, W, 3] under a bilateral grid of affine maps (Wang et al. 2024).
+
+    `grid` [12, D, R, C]: what the 3 x 4 maps differ by from none, by brightness (dark to bright), row and
+    column; in between they are interpolated linearly, and what is darker than 0 or brighter than 1 has the
+    map of that. Differentiable in both.
+    """
+    height, width = rgb.shape[:2]
+    y = torch.linspace(-1.0, 1.0, height, dtype=rgb.dtype, device=rgb.device)
+    x = torch.linspace(-1.0, 1.0, width, dtype=rgb.dtype, device=rgb.device)
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    brightness = (rgb @ torch.tensor(LUMA, dtype=rgb.dtype).to(rgb.device)).clamp(0.0, 1.0) * 2.0 - 1.0
+    places = torch.stack([columns, rows, brightness], dim=-1)[None, None]
+    maps = functional.grid_sample(
+        grid[None], places, mode="bilinear", padding_mode="border", align_corners=True
+    )
+    maps = maps[0, :, 0].reshape(3, 4, height, width)
+    change = (maps[:, :3] * rgb.permute(2, 0, 1)[None]).sum(dim=1) + maps[:, 3]
+    return rgb + change.permute(1, 2, 0)
 
 
 def normal_noise(rows: Tensor, seed: int, like: Tensor) -> Tensor:

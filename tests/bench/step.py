@@ -35,7 +35,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels import ops
-from splatstudio.kernels.ops_training import count_seen, depth_error, drop_out
+from splatstudio.kernels.ops_training import bilateral_grid, count_seen, depth_error, drop_out
 from splatstudio.kernels.stages import (
     ALPHA_THRESHOLD,
     TRANSMITTANCE_STOP,
@@ -165,6 +165,7 @@ def measure(
         "one_camera_iteration_ms": round(1e3 * one_camera["iteration_ms"], 2),
         "pose_gradient_ms": round(1e3 * time_pose_gradient(model, example, repeats), 2),
         "depth_error_ms": round(1e3 * time_depth_error(example, repeats), 3),
+        "bilateral_grid_ms": round(1e3 * time_bilateral_grid(example, repeats), 3),
         "drop_out_ms": round(1e3 * time_drop_out(model, repeats), 3),
         "raster_forward_ms": round(1e3 * raster_forward, 2),
         "raster_backward_ms": round(1e3 * raster_backward, 2),
@@ -256,6 +257,14 @@ def time_depth_error(example: Example, repeats: int, num_points: int = 2000) -> 
     return median_time(
         lambda: torch.autograd.grad(depth_error(maps[0], maps[1], points, camera=camera), maps), repeats
     )
+
+
+def time_bilateral_grid(example: Example, repeats: int) -> float:
+    """Return the seconds that a step takes longer where it learns exposures by place and brightness."""
+    rgb = example[1].clone().requires_grad_()
+    grid = torch.zeros(12, 2, 4, 4, requires_grad=True)
+    v_colors = torch.ones_like(rgb)
+    return median_time(lambda: torch.autograd.grad(bilateral_grid(rgb, grid), (rgb, grid), v_colors), repeats)
 
 
 def time_drop_out(model: Gaussians, repeats: int) -> float:

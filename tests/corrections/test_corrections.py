@@ -20,7 +20,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint,
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.checkpoints.saver import snapshot
 from splatstudio.cli.export import export_model
-from splatstudio.corrections.corrections import LearnedRows, corrected_affinely, corrected_by_grid, roughness
+from splatstudio.corrections.corrections import LearnedRows, exposed, roughness
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.evaluation.evaluate import evaluate
@@ -97,14 +97,14 @@ def test_an_exposure_is_found_and_their_mean_stays_none(uneven: Scene, from_the_
 
 def test_a_photo_without_a_correction_is_shown_as_it_is() -> None:
     rgb = torch.rand(6, 7, 3)
-    assert torch.allclose(corrected_affinely(rgb, torch.zeros(3, 4)), rgb, atol=1e-7)
-    assert torch.equal(corrected_by_grid(rgb, torch.zeros(12, 2, 3, 3)), rgb)
+    assert torch.allclose(exposed(rgb, torch.zeros(3, 4)), rgb, atol=1e-7)
+    assert torch.equal(exposed(rgb, torch.zeros(12, 2, 3, 3)), rgb)
 
 
 def test_a_grid_of_one_map_everywhere_is_that_map() -> None:
     rgb, difference = torch.rand(6, 7, 3), 0.2 * torch.randn(3, 4)
     grid = difference.reshape(12, 1, 1, 1).expand(12, 4, 3, 3).contiguous()
-    torch.testing.assert_close(corrected_by_grid(rgb, grid), corrected_affinely(rgb, difference))
+    torch.testing.assert_close(exposed(rgb, grid), exposed(rgb, difference))
     assert float(roughness(grid)) == 0.0
 
 
@@ -113,11 +113,11 @@ def test_a_grid_tells_left_from_right_and_dark_from_bright() -> None:
     grid[3, :, :, 1] = 0.5  # red offset at the right
     grid[11, 1] = 0.25  # blue offset where it is bright
     dark, bright = torch.zeros(2, 2, 3), torch.ones(2, 2, 3)
-    changed = corrected_by_grid(dark, grid)
+    changed = exposed(dark, grid)
     assert torch.allclose(changed[:, 0], torch.zeros(2, 3)) and torch.allclose(
         changed[:, 1, 0], torch.full((2,), 0.5)
     )
-    assert torch.allclose(corrected_by_grid(bright, grid)[..., 2], torch.full((2, 2), 1.25))
+    assert torch.allclose(exposed(bright, grid)[..., 2], torch.full((2, 2), 1.25))
 
 
 def test_both_maps_have_the_gradients_that_finite_differences_tell() -> None:
@@ -125,8 +125,8 @@ def test_both_maps_have_the_gradients_that_finite_differences_tell() -> None:
     rgb = (0.2 + 0.6 * torch.rand(3, 4, 3, generator=generator, dtype=torch.float64)).requires_grad_()
     affine = torch.randn(3, 4, generator=generator, dtype=torch.float64).requires_grad_()
     grid = torch.randn(12, 3, 2, 2, generator=generator, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(corrected_affinely, (rgb, affine))
-    assert torch.autograd.gradcheck(corrected_by_grid, (rgb, grid))
+    assert torch.autograd.gradcheck(exposed, (rgb, affine))
+    assert torch.autograd.gradcheck(exposed, (rgb, grid))
 
 
 def with_shaken_cameras(scene: Scene) -> Scene:

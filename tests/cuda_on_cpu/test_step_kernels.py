@@ -1,4 +1,4 @@
-"""Depths of known points, who is left out of a step, photos: on emulated GPUs the CPU's numbers."""
+"""Depths of known points, who is left out, photos, exposures: on emulated GPUs the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -64,3 +64,26 @@ def test_photos_become_floats_of_any_size_as_on_the_cpu(width: int, height: int)
         found = native.area_means(native.to_device(image, 2), width, height, 1)
         assert native.device_index(found) == 2
         assert torch.equal(native.to_host(found), native.area_means(image, width, height, 1))
+
+
+# Height, width and the grid's depth, rows and columns; the last one's sums are more than a block has threads.
+@pytest.mark.parametrize("size", [(31, 45, 2, 4, 4), (9, 30, 3, 5, 2), (20, 7, 1, 1, 1), (3, 40, 12, 2, 7)])
+def test_colors_under_a_grid_of_maps_and_their_gradients_are_those_of_the_cpu(size: tuple[int, ...]) -> None:
+    height, width, *nodes = size
+    random = torch.Generator().manual_seed(sum(size))
+    rgb = 1.4 * torch.rand(height, width, 3, generator=random) - 0.2
+    grid = 0.3 * torch.randn(12, *nodes, generator=random)
+    v_colors = torch.randn(height, width, 3, generator=random)
+    expected = [native.bilateral_grid(rgb, grid, 1), *native.bilateral_grid_bwd(rgb, grid, v_colors, 1)]
+    there = [native.to_device(each, 2) for each in (rgb, grid, v_colors)]
+    runs = []
+    for seed in (1, 2):  # of the order in which threads come
+        native.set_order_seed(seed)
+        found = [native.bilateral_grid(*there[:2], 1), *native.bilateral_grid_bwd(*there, 1)]
+        native.set_order_seed(-1)
+        runs.append([native.to_host(each) for each in found])
+        for ours, theirs in zip(runs[-1], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+    with pytest.raises(RuntimeError, match="grid must be on cuda:2, is on the CPU"):
+        native.bilateral_grid(there[0], grid, 1)

@@ -17,7 +17,7 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio.corrections.corrections import LearnedRows, corrected_affinely
+from splatstudio.corrections.corrections import LearnedRows, exposed
 from splatstudio.devices import transfer
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.kernels import ops
@@ -85,7 +85,7 @@ class Training:
         leaf = self.exposures.leaf(rows)
 
         def loss_of(shot: TrainView, drawing: RenderOutput) -> Tensor:
-            rgb = corrected_affinely(drawing.rgb, leaf[shot.index])
+            rgb = exposed(drawing.rgb, leaf[shot.index])
             loss = photometric(rgb, shot.target, ssim_weight=0.2)
             error = self._guide.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum)
             assert error is not None

@@ -13,6 +13,7 @@ from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import (
     Regularization,
     area_means,
+    bilateral_grid,
     compute_relocation,
     count_seen,
     depth_error,
@@ -123,3 +124,17 @@ def test_photos_become_floats_of_any_size_as_on_the_cpu() -> None:
         for image in (photo, photo.float()):
             expected = area_means(image, width=width, height=height)
             assert close(area_means(image.cuda(), width=width, height=height).cpu(), expected)
+
+
+def test_colors_under_a_grid_of_maps_learn_as_on_the_cpu_and_the_same_each_time() -> None:
+    rgb, grid = 1.4 * torch.rand(270, 480, 3) - 0.2, 0.2 * torch.randn(12, 2, 4, 4)
+    v_colors = torch.randn(270, 480, 3)
+
+    def found(device: str) -> list[torch.Tensor]:
+        leaves = [each.to(device).requires_grad_() for each in (rgb, grid)]
+        colors = bilateral_grid(leaves[0], leaves[1])
+        return [colors.detach(), *torch.autograd.grad(colors, leaves, v_colors.to(device))]
+
+    ours, again, expected = found("cuda"), found("cuda"), found("cpu")
+    for mine, other, theirs in zip(ours, again, expected, strict=True):
+        assert torch.equal(mine, other) and close(mine.cpu(), theirs)

@@ -22,6 +22,13 @@ class Mutant:
 # The kernels of the CPU.
 KERNELS = (
     Mutant(
+        "a map of exposures ignores how bright a pixel is on its way back",
+        "csrc/bilateral_grid.h",
+        "v_color[column] + through + slope * v_place * luma[column];",
+        "v_color[column] + through;",
+        ("tests/kernels/test_bilateral_grid.py::test_colors_and_gradients_are_those_of_plain_torch",),
+    ),
+    Mutant(
         "the projection adds too little to colors",
         "csrc/cpu/project_lanes.cpp",
         "const F8 half = constant<F8>(0.5f);",

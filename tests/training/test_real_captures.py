@@ -13,7 +13,7 @@ from blob_models import blobs, ring_of_cameras
 from corrected_scenes import repainted
 
 from splatstudio.cli.export import export_model
-from splatstudio.corrections.corrections import corrected_affinely
+from splatstudio.corrections.corrections import exposed
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import _rays, viewing_directions
@@ -78,7 +78,7 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photo(
             options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
             rgb = render(gaussians, shot.camera, options).rgb
         if learned == "exposure":
-            rgb = corrected_affinely(rgb, values[scene_row[index]])
+            rgb = exposed(rgb, values[scene_row[index]])
         return replace(shot, target=rgb)
 
     scene_row = {index: row for row, index in enumerate(blob_scene.train_indices)}

@@ -22,10 +22,10 @@ class Mutant:
 # The kernels of the CPU.
 KERNELS = (
     Mutant(
-        "a map of exposures ignores how bright a pixel is on its way back",
+        "a map of exposures takes brighter for darker on its way back",
         "csrc/bilateral_grid.h",
         "v_color[column] + through + slope * v_place * luma[column];",
-        "v_color[column] + through;",
+        "v_color[column] + through - slope * v_place * luma[column];",
         ("tests/kernels/test_bilateral_grid.py::test_colors_and_gradients_are_those_of_plain_torch",),
     ),
     Mutant(

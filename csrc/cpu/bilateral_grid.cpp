@@ -41,6 +41,11 @@ struct Nodes {
 
 // A pixel's map, and by what it grows with the brightness.
 inline void read_map(const float* maps, const Nodes& at, float* map, float* rise) {
+  if (at.bright_high == at.dark_low) {  // one map for the whole picture
+    std::copy_n(maps, kMapNumbers, map);
+    std::fill_n(rise, kMapNumbers, 0.0f);
+    return;
+  }
   const float *dark_low = maps + at.dark_low, *dark_high = maps + at.dark_high;
   const float *bright_low = maps + at.bright_low, *bright_high = maps + at.bright_high;
   for (int c = 0; c < kMapNumbers; ++c) {

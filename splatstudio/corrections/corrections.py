@@ -246,17 +246,6 @@ class Corrections:
         return rgb
 
     @torch.no_grad()
-    def shown_now(self, view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-        """Return a picture [H, W, 3] over black, with alpha [H, W], as its photo shows it.
-
-        As `shown`, but at any time and without gradients.
-        """
-        if "sky" in self._tables:
-            rgb = over_sky(rgb, alpha, self._tables["sky"].values[0], view.camera)
-        if "exposure" in self._tables:
-            rgb = exposed(rgb, self._tables["exposure"].values[self._row_of[view.index]])
-        return rgb
-
     def before_sky(self, view: TrainView) -> TrainView:
         """Return the view of a photo with alpha over the sky as the photo would show it.
 
@@ -264,7 +253,10 @@ class Corrections:
         """
         if view.alpha is None or "sky" not in self._tables:
             return view
-        sky = self.shown_now(view, torch.zeros_like(view.target), torch.zeros_like(view.alpha))
+        black, nothing = torch.zeros_like(view.target), torch.zeros_like(view.alpha)
+        sky = over_sky(black, nothing, self._tables["sky"].values[0], view.camera)
+        if "exposure" in self._tables:
+            sky = exposed(sky, self._tables["exposure"].values[self._row_of[view.index]])
         return replace(view, target=view.target + (1.0 - view.alpha[..., None]) * sky)
 
     def picture(self, view: TrainView, drawn: Tensor) -> Tensor:

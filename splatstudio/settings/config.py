@@ -229,8 +229,14 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
 
 
 def _of_today(values: Any) -> Any:
-    """Return settings as they are called now: until November 2026 `densify.absgrad` chose the strategy."""
-    densify = values.get("densify") if isinstance(values, dict) else None
+    """Return settings as they are called now.
+
+    Until November 2026 `densify.absgrad` chose the strategy, and *fast* had rules of its own for who grows.
+    """
+    if not isinstance(values, dict):
+        return values
+    values = _with_rules_of_today(values)
+    densify = values.get("densify")
     if not isinstance(densify, dict) or "absgrad" not in densify:
         return values
     kept = {name: value for name, value in densify.items() if name != "absgrad"}
@@ -238,6 +244,16 @@ def _of_today(values: Any) -> Any:
         return {**values, "densify": kept}
     threshold = {"grow_grad": kept.get("grow_grad", DensifyConfig.grow_grad)}
     return {**values, "densify": kept, "strategy": "absgrad", "absgrad": threshold}
+
+
+def _with_rules_of_today(values: dict[str, Any]) -> dict[str, Any]:
+    fast = values.get("fast")
+    if not isinstance(fast, dict) or not isinstance(fast.get("thin_at"), list):
+        return values
+    kept = {
+        name: fast[name] for name in ("density", "long_growth", "thin_share", "min_weight") if name in fast
+    }
+    return {**values, "fast": {**kept, "thin_at": max(fast["thin_at"], default=1.0)}}
 
 
 def changed(config: Any, path: str, value: Any) -> Any:

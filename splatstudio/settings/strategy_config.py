@@ -93,6 +93,9 @@ class McmcConfig:
     )
     min_opacity: float = setting(0.005, "Opacity up to which a splat is dead.", 1e-4, 0.4)
     noise: float = setting(5e5, "Size of the positions' noise, times their learning rate and covariance.", 0)
+    noise_every: int = setting(
+        1, "Steps between two times of noise, which is larger by the square root of their number.", 1
+    )
     guided: bool = setting(
         True, "Samples go where the mean absolute gradients are large, not where opacities are (the paper)."
     )
@@ -111,51 +114,37 @@ class McmcConfig:
 @documented
 @dataclass(frozen=True)
 class FastConfig:
-    """What *fast* has of its own; of `densify` it has the rules of clone, split and what is too faint."""
+    """What *fast* has of its own: more grow than there are to be, then the least needed go.
 
-    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a splat grows.", 0, live=True)
-    grow_from: float = setting(0.1, "Share of the steps after which splats are added, or sooner.", 0, 1)
-    grow_until: float = setting(0.4, "Share of the steps from which none are added, or sooner.", 0, 1)
-    every: int = setting(100, "Steps between two densifications.", 1)
+    All else is as in `mcmc`, of which it has all settings but density and max_gaussians.
+    """
+
     density: float = setting(
-        0.11,
-        "At most so many as growth ends, over the pixels of a photo times the root of their number;"
-        " fewer in few steps with photos of above 40,000 pixels, more in many, see long_growth.",
+        0.15,
+        "Count in the end, over the pixels of a photo times the square root of their number; fewer in few"
+        " steps with photos of above 40,000 pixels, more in many, see long_growth.",
         1e-3,
         100,
     )
     long_growth: float = setting(
-        0.75,
-        "Steps, 2,000 to 30,000 of them, multiply the limit of density by (steps / 2,000) to this.",
+        0.25,
+        "Steps, 2,000 to 30,000 of them, multiply the count of density by (steps / 2,000) to this.",
         0,
         1,
     )
-    views: int = setting(8, "Photos that a densification asks; thinning asks all.", 1)
-    error_ratio: float = setting(1.5, "Errors are high above so many times the mean error of their photo.", 0)
-    min_error_weight: float = setting(
-        0.1, "Weight in pixels of high error, px, from which on a photo wants more splats there.", 0
+    thin_at: float = setting(
+        0.6, "Share of the steps after which all photos are asked and the least needed go; 1: never.", 0, 1
     )
-    min_views: int = setting(2, "Photos that must want it; fewer where fewer of those asked show it.", 1)
+    thin_share: float = setting(
+        0.32, "Share of all that is removed then; until then there are so many more.", 0, 0.9
+    )
     min_weight: float = setting(
-        0.02,
-        "Sum of its weights, px, that a photo must show, or a splat is removed when thinning.",
-        0,
+        0.02, "Sum of its weights, px, that a photo must show, or a splat is removed then.", 0
     )
-    thin_at: tuple[float, ...] = setting(
-        (0.4,),
-        "Shares of the steps after which all photos are asked and the least needed go.",
-        0,
-        1,
-    )
-    thin_share: float = setting(0.27, "Share of all splats that is removed then.", 0, 0.9)
 
-    def ends(self, steps: int, densify: DensifyConfig) -> int:
-        """Return the step of a training of `steps` from which none are added."""
-        return min(densify.stop_step, int(steps * self.grow_until))
-
-    def thins(self, steps: int) -> list[int]:
-        """Return the steps of a training of `steps` after which the least needed are removed."""
-        return [int(steps * share) for share in self.thin_at]
+    def thins(self, steps: int) -> int:
+        """Return the step of a training of `steps` after which the least needed are removed."""
+        return int(steps * self.thin_at)
 
 
 @documented
@@ -168,23 +157,18 @@ class CoarseConfig:
     halves_from: float = setting(
         1.0, "Share of the steps from which each learns from a half of its photo alone; 1: never.", 0, 1
     )
+    halves_until: float = setting(
+        1.0, "Share of the steps from which photos are whole again; 1: never.", 0, 1
+    )
     halves_within: int = setting(
         8000, "Steps of a training up to which halves_from holds; in longer ones photos stay whole.", 1
     )
 
 
-# Which settings of `densify` only some strategies read; all others are read by all but mcmc.
+# Which settings of `densify` only some strategies read, all others being read by all but mcmc and fast; and
+# which of mcmc's fast does not read.
 _UNREAD_BY_ABSGRAD = frozenset({"densify.grow_grad"})
-_UNREAD_BY_FAST = frozenset(
-    {
-        "densify.grow_grad",
-        "densify.every",
-        "densify.reset_every",
-        "densify.pause_after_reset",
-        "densify.prune_scale3d",
-        "densify.prune_scale2d",
-    }
-)
+_UNREAD_BY_FAST = frozenset({"mcmc.density", "mcmc.max_gaussians"})
 _READ_BY_MCMC = frozenset({"densify.enabled", "densify.max_gaussians"})
 
 
@@ -193,13 +177,15 @@ def unread_settings(strategy: StrategyName, names: Iterable[str]) -> list[str]:
 
     def is_unread(name: str) -> bool:
         group = name.partition(".")[0]
+        if group == "mcmc" and strategy == "fast":
+            return name in _UNREAD_BY_FAST
         if group in ("absgrad", "mcmc", "fast"):
             return group != strategy
         if group != "densify":
             return False
-        if strategy == "mcmc":
+        if strategy in ("mcmc", "fast"):
             return name not in _READ_BY_MCMC
-        return name in {"absgrad": _UNREAD_BY_ABSGRAD, "fast": _UNREAD_BY_FAST}.get(strategy, ())
+        return strategy == "absgrad" and name in _UNREAD_BY_ABSGRAD
 
     return sorted(name for name in names if is_unread(name))
 

@@ -43,7 +43,7 @@ def make_strategy(
     detail = pixels / math.sqrt(len(cameras))
     if config.strategy == "fast":
         sizes = {"extent": extent, "detail": detail, "pixels": pixels / len(cameras)}
-        return FastStrategy(config, generator=generator, survey=survey, **sizes)
+        return FastStrategy(config, survey=survey, **sizes)
     if config.strategy == "mcmc":
         return McmcStrategy(config, extent=extent, detail=detail)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]

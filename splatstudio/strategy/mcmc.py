@@ -74,12 +74,15 @@ class McmcStrategy:
 
     @property
     def cap(self) -> int:
-        """Return how many Gaussians there are to be, over all ranks."""
-        return min(self._chosen, self.config.densify.max_gaussians)
+        """Return how many Gaussians there are to be at most, over all ranks."""
+        return self.limit_at(0)
 
-    @property
-    def _chosen(self) -> int:
-        """Return how many Gaussians there would be without the limit that holds for all strategies."""
+    def limit_at(self, step: int) -> int:
+        """Return how many Gaussians there are to be after the step after `step` others, over all ranks."""
+        return min(self.chosen_at(step), self.config.densify.max_gaussians)
+
+    def chosen_at(self, step: int) -> int:
+        """Return how many there would be without the limit that holds for all strategies."""
         return self.config.mcmc.max_gaussians or max(int(self.detail * self.config.mcmc.density), 1)
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
@@ -112,11 +115,17 @@ class McmcStrategy:
             change = change_or_none(
                 population, lambda: self._relocate_and_add(population, step, *to_redistribute)
             )
-        rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
-        num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
-        amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        unless_short(population, lambda: inject_noise(population, amount, mcmc.min_opacity, to_move))
+        if step % mcmc.noise_every == 0:
+            amount = self._noise_at(step, population.ranks.num_ranks)
+            unless_short(population, lambda: inject_noise(population, amount, mcmc.min_opacity, to_move))
         return change
+
+    def _noise_at(self, step: int, num_ranks: int) -> float:
+        """Return the size of the noise: its variance is that of the steps and photos since the last one."""
+        config = self.config
+        rates = learning_rates(config.optim, extent=self.extent, step=step, steps=config.steps)
+        num_photos = config.batch_size * config.accumulate * num_ranks
+        return config.mcmc.noise * rates["means"] * math.sqrt(num_photos * config.mcmc.noise_every)
 
     def _relocate_and_add(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
@@ -157,9 +166,10 @@ class McmcStrategy:
         every = self.config.mcmc.every
         half = (self.start_step + self.stop_step) // 2
         times = max((half - step) // every + 1, 1)
-        factor = max(self.config.mcmc.grow_factor, (self._chosen / num) ** (1.0 / times))
-        free = max(num_alive, min(self._chosen, math.ceil(num * factor)))
-        wanted = max(num_alive, min(self.cap, free))
+        chosen = self.chosen_at(step)
+        factor = max(self.config.mcmc.grow_factor, (chosen / num) ** (1.0 / times))
+        free = max(num_alive, min(chosen, math.ceil(num * factor)))
+        wanted = max(num_alive, min(self.limit_at(step), free))
         return wanted, free - wanted
 
 

@@ -20,7 +20,6 @@ from splatstudio.files.free_memory import free_memory
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.strategy.fast import FastStrategy
 from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.strategy.mcmc import McmcStrategy
 from splatstudio.training.precision import HALVES, row_bytes
@@ -35,9 +34,10 @@ SEEN_BYTES = 270
 EXCHANGED_BYTES = 48 + 48 + 8 + 48 + 32 + 2 * 48
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
-COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc, one less and the keys
+COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc and fast, one less and the keys
 KEY_BYTES = 8  # of the others, where some are left out of each step
 LEAVING_OUT_BYTES = 40  # while a step finds who that is
+WEIGHT_BYTES = 4  # of fast, as it finds who is needed least
 PLACE_BYTES = 8  # of several ranks, or in the order of space: where a Gaussian stands among all
 SURVEYED_BYTES = 12  # its three weights in a photo, of which each rank draws one at a time
 # Of a pixel of a photo in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
@@ -92,8 +92,9 @@ def plan_memory(
     floats = 14 + 3 * ((config.sh_degree + 1) ** 2 - 1)
     # Parameters and both moments; and the gradients, or while the number changes the new parameters.
     placed = num_ranks > 1 or config.order == "morton"
-    counts = MCMC_COUNTS_BYTES if config.strategy == "mcmc" else COUNTS_BYTES
-    if config.strategy != "mcmc" and config.dropout.rate > 0:
+    keyed = config.strategy in ("mcmc", "fast")
+    counts = MCMC_COUNTS_BYTES if keyed else COUNTS_BYTES
+    if not keyed and config.dropout.rate > 0:
         counts += KEY_BYTES
     if config.dropout.rate_at(1, len(pixels)) > 0:
         counts += LEAVING_OUT_BYTES
@@ -103,7 +104,7 @@ def plan_memory(
     row = EXCHANGED_BYTES + (PACKED_BYTES if config.precision == "mixed" else 0)
     exchanged = cameras * SEEN_SHARE * row if num_ranks > 1 else 0.0
     if config.strategy == "fast":
-        state += SURVEYED_BYTES * num_ranks + COUNTS_BYTES
+        state += SURVEYED_BYTES * num_ranks + WEIGHT_BYTES
     largest = config.batch_size * max(pixels, default=0)
     fixed = largest * PIXEL_BYTES + largest * (config.accumulate - 1) * ACCUMULATED_BYTES
     if on_gpu:
@@ -171,13 +172,11 @@ def splats_chosen(config: TrainConfig, scene: Scene) -> int | None:
     None: its rules know no number but the limit that holds for all strategies.
     """
 
-    def nothing(_: int, __: int | None) -> list[torch.Tensor]:
+    def nothing(_: int) -> list[torch.Tensor]:
         return []
 
     strategy = make_strategy(scene, config, extent=1.0, generator=torch.Generator(), survey=nothing)
-    if isinstance(strategy, McmcStrategy):
-        return strategy.cap
-    return strategy.config.max_gaussians if isinstance(strategy, FastStrategy) else None
+    return strategy.cap if isinstance(strategy, McmcStrategy) else None
 
 
 def splats_wanted(config: TrainConfig, scene: Scene) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig
 from splatstudio.settings.plateau_curve import RISEN, Plateau, Score, plateau_stretch
 from splatstudio.training.data.resolution import full_size_from, sh_degree_at
-from splatstudio.training.data.train_views import crops_begin
+from splatstudio.training.data.train_views import crops
 
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
 NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}
@@ -163,10 +163,12 @@ def rates_left(config: TrainConfig, step: int) -> float:
 def settled_after(config: TrainConfig, num_photos: int) -> int:
     """Return the step after which nothing but the learning rates is planned to change.
 
-    From there on photos have their size, or are halved if ever, colors have their last degree, and no
-    Gaussians are added or removed any more.
+    From there on photos have their size, or are halved if ever and until the end, colors have their last
+    degree, and no Gaussians are added or removed any more.
     """
-    coarse = crops_begin(config) or full_size_from(config)
+    halved, coarse = crops(config), full_size_from(config)
+    if halved:
+        coarse = halved.stop if halved.stop < config.steps else halved.start
     last = sh_degree_at(config.steps - 1, config, num_photos)
     degree = 0 if config.init else last * config.sh_degree_every
     return max(coarse, degree, _growth_ends(config))
@@ -179,7 +181,7 @@ def _growth_ends(config: TrainConfig) -> int:
     if config.strategy == "mcmc":
         return config.mcmc.ends(steps)
     if config.strategy == "fast":
-        return max(config.fast.ends(steps, densify), *config.fast.thins(steps), 0)
+        return max(config.mcmc.ends(steps), config.fast.thins(steps))
     return densify.ends(steps)
 
 

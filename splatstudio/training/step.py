@@ -28,7 +28,7 @@ from splatstudio.strategy import Strategy
 from splatstudio.strategy.population import PERSISTENT_ID, Population
 from splatstudio.strategy.sampling import seeds_of
 from splatstudio.strategy.shapes import changes_shapes
-from splatstudio.strategy.survey import survey, views_of_step
+from splatstudio.strategy.survey import survey
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at, survey_divisor_at
 from splatstudio.training.data.train_views import TrainViewMaker
@@ -79,13 +79,10 @@ class TrainingSurvey:
         self.config = config  # of the step that is made
         self.alive: Callable[[], None] = lambda: None
 
-    def __call__(self, step: int, num_views: int | None) -> Iterator[Tensor]:
-        """Yield what this rank's Gaussians contribute to `num_views` photos drawn for the step.
-
-        None: to all.
-        """
-        scene, config, corrections = self._scene, self.config, self._corrections
-        background = corrections.behind(config)
+    def __call__(self, step: int) -> Iterator[Tensor]:
+        """Yield what this rank's Gaussians contribute to each photo that is trained on, see `survey`."""
+        scene, config = self._scene, self.config
+        background = self._corrections.behind(config)
 
         def view_of(index: int) -> TrainView:
             self.alive()
@@ -95,11 +92,9 @@ class TrainingSurvey:
         return survey(
             self._population,
             scene,
-            views_of_step(scene, config.seed, step, num_views),
+            scene.train_indices,
             view_of,
             options_at(step, config, scene),
-            config.fast.error_ratio,
-            shown=corrections.shown_now,
         )
 
 

@@ -20,7 +20,7 @@ from splatstudio.distributed.ranks import Ranks
 KINDS: dict[str, dict[str, Any]] = {
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 1, "mcmc.every": 2, "mcmc.max_gaussians": 90}
     | {"shapes.opacity_weight": 0.01},
-    "fast in 16 bits": {"strategy": "fast", "fast.every": 4, "precision": "mixed"},
+    "fast in 16 bits": {"strategy": "fast", "mcmc.start_step": 1, "mcmc.every": 2, "precision": "mixed"},
     "corrected": {"exposure.enabled": True, "poses.enabled": True, "poses.start_step": 1}
     | {"sky.enabled": True, "order": "morton", "accumulate": 2},
 }

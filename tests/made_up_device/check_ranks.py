@@ -25,7 +25,7 @@ from splatstudio.optimization import sharded_gradients
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 1, "mcmc.every": 2, "mcmc.max_gaussians": 90},
-    "fast in 16 bits": {"strategy": "fast", "fast.every": 4, "precision": "mixed"},
+    "fast in 16 bits": {"strategy": "fast", "mcmc.start_step": 1, "mcmc.every": 2, "precision": "mixed"},
     "corrected": {"exposure.enabled": True, "poses.enabled": True, "poses.start_step": 1, "order": "morton"},
 }
 TIMEOUT = timedelta(seconds=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig
-from splatstudio.strategy.survey import contributions, survey, views_of_step
+from splatstudio.strategy.survey import contributions, survey
 from splatstudio.training.data import resolution
 from splatstudio.training.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
 from splatstudio.training.step import StepLoss
@@ -59,62 +60,35 @@ def test_several_pictures_are_told_apart_and_what_is_not_seen_adds_nothing() -> 
     assert not torch.equal(together[0], together[1])
 
 
-def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene) -> None:
+def test_a_survey_sums_up_to_the_picture_but_for_what_a_mask_leaves_out(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, TrainConfig(steps=10))
-    population = trainer.parts.population
-    views = views_of_step(blob_scene, 42, 5, 3)
+    population, views = trainer.parts.population, blob_scene.train_indices[:3]
 
     def whole(index: int) -> TrainView:
         return trainer.parts.views.of_photo(
             index, blob_scene.photo(index), (0.0, 0.0, 0.0), trainer.config, 1.0
         )
 
-    full = list(survey(population, blob_scene, views, whole, RenderOptions(), 1.0))
-    for view, found in zip(views, full, strict=True):
-        picture = render(population.gaussians.detach(), blob_scene.cameras[view])
-        assert float(found[:, 2].sum()) == pytest.approx(float(picture.alpha.sum()), rel=1e-3)
-        assert (found[:, 0] <= found[:, 2] + 1e-3).all() and found[:, 0].sum() > 0
-    small = list(
-        survey(population, blob_scene, views, lambda i: reduced(whole(i), 1.25), RenderOptions(), 1.0)
-    )
+    def upper_half(index: int) -> TrainView:
+        view = whole(index)
+        mask = torch.zeros(view.camera.height, view.camera.width, dtype=torch.bool)
+        mask[: view.camera.height // 2] = True
+        return replace(view, mask=mask)
+
+    def found(view_of: Callable[[int], TrainView]) -> list[Tensor]:
+        return list(survey(population, blob_scene, views, view_of, RenderOptions()))
+
+    full, masked = found(whole), found(upper_half)
+    for number, view in enumerate(views):
+        alpha = render(population.gaussians.detach(), blob_scene.cameras[view]).alpha
+        assert full[number].shape == (len(population),)
+        assert float(full[number].sum()) == pytest.approx(float(alpha.sum()), rel=1e-3)
+        above = float(alpha[: len(alpha) // 2].sum())
+        assert float(masked[number].sum()) == pytest.approx(above, rel=1e-3) and above < alpha.sum() - 1.0
     # Counted in pixels of the photo, whatever is drawn.
-    torch.testing.assert_close(small[0][:, 2].sum(), full[0][:, 2].sum(), rtol=0.1, atol=0.0)
+    small = found(lambda index: reduced(whole(index), 1.25))
+    torch.testing.assert_close(small[0].sum(), full[0].sum(), rtol=0.1, atol=0.0)
     trainer.close()
-
-
-def test_only_errors_far_above_the_mean_count_and_none_outside_the_mask(blob_scene: Scene) -> None:
-    trainer = Trainer(blob_scene, TrainConfig(steps=10))
-    population, index = trainer.parts.population, blob_scene.train_indices[0]
-    trainer.close()
-    camera = blob_scene.cameras[index]
-    drawn = render(population.gaussians.detach(), camera, RenderOptions())
-    corner = torch.zeros(camera.height, camera.width, dtype=torch.bool)
-    corner[: camera.height // 2, : camera.width // 2] = True
-    error = torch.where(corner, 0.3, 0.1)  # 0.15 in the mean
-    inside, outside = float(drawn.alpha[corner].sum()), float(drawn.alpha[~corner].sum())
-
-    def sums(error_ratio: float, mask: Tensor | None) -> list[float]:
-        shot = TrainView(index, "0", camera, drawn.rgb - error[..., None], mask, (0.0, 0.0, 0.0))
-        (found,) = survey(population, blob_scene, [index], lambda _: shot, RenderOptions(), error_ratio)
-        return found.sum(dim=0).tolist()
-
-    all_errors = 0.3 * inside + 0.1 * outside
-    assert sums(1.9, None) == pytest.approx([inside, all_errors, inside + outside], rel=1e-3)
-    assert sums(2.1, None)[0] == 0.0
-    # Of what counts: 0.1 everywhere.
-    assert sums(0.9, ~corner) == pytest.approx([outside, 0.1 * outside, outside], rel=1e-3)
-    assert sums(1.1, ~corner)[0] == 0.0
-    assert min(inside, outside) > 1.0
-
-
-def test_views_of_a_step_are_training_views_that_follow_the_seed_and_the_step(blob_scene: Scene) -> None:
-    chosen = views_of_step(blob_scene, 42, 100, 4)
-    assert len(set(chosen)) == 4 and set(chosen) <= set(blob_scene.train_indices)
-    assert chosen == views_of_step(blob_scene, 42, 100, 4)
-    others = [views_of_step(blob_scene, 42, step, 4) for step in range(101, 106)]
-    assert any(other != chosen for other in others)
-    for num in (99, None):
-        assert sorted(views_of_step(blob_scene, 1, 1, num)) == list(blob_scene.train_indices)
 
 
 def test_the_divisor_falls_to_one() -> None:
@@ -138,11 +112,12 @@ def test_large_photos_are_asked_at_half_their_size(
         return of_photo(*arguments)
 
     monkeypatch.setattr(trainer.parts.views, "of_photo", noted)
-    assert len(list(trainer.parts.survey(3, 2))) == 2
+    num = len(blob_scene.train_indices)
+    assert len(list(trainer.parts.survey(3))) == num
     monkeypatch.setattr(resolution, "LARGE_SIDE", 40)  # px, of the photos of this scene
-    assert len(list(trainer.parts.survey(3, 2))) == 2
+    assert len(list(trainer.parts.survey(3))) == num
     trainer.close()
-    assert asked == [1.0, 1.0, 2.0, 2.0]
+    assert asked == [1.0] * num + [2.0] * num
 
 
 def test_a_smaller_shot_shows_the_same_in_means() -> None:

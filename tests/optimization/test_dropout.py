@@ -139,7 +139,7 @@ def settings(rate: float, **more: Any) -> TrainConfig:
     mcmc = McmcConfig(start_step=5, every=10, max_gaussians=90)
     chosen: dict[str, Any] = {"steps": 60, "sh_degree": 1, "sh_degree_every": 20, **more}
     dropout = DropoutConfig(rate=rate, photos=MANY, grown_at=60)
-    return TrainConfig(densify=dense, mcmc=mcmc, fast=FastConfig(every=10), dropout=dropout, **chosen)
+    return TrainConfig(densify=dense, mcmc=mcmc, fast=FastConfig(density=2.0), dropout=dropout, **chosen)
 
 
 def trained(trainer: Trainer, steps: int) -> tuple[Gaussians, list[float]]:
@@ -183,8 +183,8 @@ def test_where_there_are_photos_enough_nothing_changes(blob_scene: Scene) -> Non
 def test_several_ranks_leave_out_the_same(pool: RankPool, blob_folder: Path, strategy: str) -> None:
     chosen = {"strategy": strategy, "dropout.rate": 0.9, "dropout.photos": MANY, "sh_degree": 1}
     chosen |= {"dropout.grown_at": 200}
-    chosen |= {"densify.start_step": 4, "mcmc.start_step": 4, "mcmc.max_gaussians": 90, "fast.every": 5}
-    chosen |= {"mcmc.every": 5, "densify.grow_grad": 1e-5, "fast.grow_from": 0.02, "fast.thin_at": []}
+    chosen |= {"densify.start_step": 4, "mcmc.start_step": 4, "mcmc.max_gaussians": 90, "fast.density": 2.0}
+    chosen |= {"mcmc.every": 5, "densify.grow_grad": 1e-5, "fast.thin_at": 1.0}
     one = pool.run(1, train, Plan(blob_folder, {**chosen, "batch_size": 2}, 16))[0]
     two = pool.run(2, train, Plan(blob_folder, chosen, 16))
     assert two[0].losses == two[1].losses == one.losses

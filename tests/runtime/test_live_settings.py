@@ -13,7 +13,7 @@ import torch
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.settings.config import TrainConfig
-from splatstudio.settings.strategy_config import AbsgradConfig, DensifyConfig, FastConfig
+from splatstudio.settings.strategy_config import AbsgradConfig, DensifyConfig
 from splatstudio.training.trainer import Trainer
 
 # Short enough that all that may happen in a training happens: more degrees, growth, pruning.
@@ -31,9 +31,6 @@ BASES = {
     "poses": replace(CONFIG, poses=PoseConfig(enabled=True, start_step=0)),
     "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
     "absgrad": replace(CONFIG, strategy="absgrad", absgrad=AbsgradConfig(grow_grad=1e-5)),
-    "fast": replace(
-        CONFIG, strategy="fast", fast=FastConfig(grow_grad=1e-5, every=5, grow_from=0.0, min_error_weight=0.0)
-    ),
     "shapes.min_views": replace(CONFIG, shapes=ShapeConfig(min_views_every=10)),
 }
 
@@ -56,7 +53,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "densify.prune_opacity": (0.1, "num"),
     "densify.max_gaussians": (61, "num"),
     "absgrad.grow_grad": (1.0, "num"),
-    "fast.grow_grad": (1.0, "num"),
     "exposure.lr": (0.5, "exposure.values"),
     "exposure.stay": (100.0, "exposure.values"),
     "exposure.grid_smooth": (1e4, "exposure.values"),

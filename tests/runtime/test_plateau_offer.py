@@ -150,8 +150,8 @@ def strategy_of(config: TrainConfig, scene: Scene) -> Strategy:
         ({"strategy": "absgrad"}, 5000),
         ({"strategy": "mcmc", "mcmc": McmcConfig(stop_step=6000)}, 6000),
         ({"strategy": "mcmc"}, 8333),
-        ({"strategy": "fast"}, 4000),
-        ({"strategy": "fast", "fast": FastConfig(thin_at=(0.3, 0.7))}, 7000),
+        ({"strategy": "fast"}, 8333),
+        ({"strategy": "fast", "fast": FastConfig(thin_at=0.85)}, 8500),
     ],
 )
 def test_nothing_is_told_before_the_number_of_splats_settles_even_at_its_limit(

@@ -23,7 +23,7 @@ from splatstudio.settings.config import (
     value_of,
 )
 from splatstudio.settings.presets import PRESETS, applied_settings, nearest_preset
-from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.training.data.resolution import sh_degree_at
 
 
@@ -154,3 +154,14 @@ def test_older_settings_are_read_by_their_old_name() -> None:
     assert (config.strategy, config.absgrad.grow_grad, config.densify.every) == ("absgrad", 0.001, 50)
     config = from_json(TrainConfig, {"densify": {"absgrad": False}})
     assert config == TrainConfig()
+
+
+def test_a_run_of_fast_with_its_older_rules_can_be_read() -> None:
+    rules = {"grow_grad": 2e-4, "views": 8, "density": 0.11, "long_growth": 0.75, "thin_share": 0.27}
+    for thins, at in [([0.4], 0.4), ([0.3, 0.6], 0.6), ([], 1.0)]:
+        config = from_json(TrainConfig, {"strategy": "fast", "fast": {**rules, "thin_at": thins}})
+        expected = FastConfig(density=0.11, long_growth=0.75, thin_share=0.27, thin_at=at)
+        assert config == TrainConfig(strategy="fast", fast=expected)
+        assert from_json(TrainConfig, to_json(config)) == config
+    with pytest.raises(ValueError, match=r"unknown setting 'fast\.grow_grad"):
+        from_json(TrainConfig, {"fast": {"grow_grad": 1.0}})

@@ -109,7 +109,13 @@ def placed(checkpoint: Checkpoint) -> dict[str, Tensor]:
     [
         ORDERED,
         replace(ORDERED, strategy="mcmc", mcmc=McmcConfig(start_step=5, every=5, max_gaussians=90)),
-        replace(ORDERED, strategy="fast", steps=60, fast=FastConfig(every=5, density=5.0, thin_at=(0.4,))),
+        replace(
+            ORDERED,
+            strategy="fast",
+            steps=60,
+            fast=FastConfig(density=5.0, thin_at=0.4),
+            mcmc=McmcConfig(start_step=5, every=5),
+        ),
     ],
     ids=lambda config: config.strategy,
 )

@@ -26,7 +26,7 @@ CONFIG = TrainConfig(
     sh_degree_every=10,
     densify=DensifyConfig(start_step=5, every=10, grow_grad=1e-5),
     mcmc=McmcConfig(every=10, max_gaussians=90),
-    fast=FastConfig(every=10, grow_grad=1e-5, views=3, thin_at=(0.7,)),
+    fast=FastConfig(density=2.0, thin_at=0.7),
     coarse=CoarseConfig(first=1.25, until=0.5),
 )
 
@@ -80,8 +80,8 @@ CASES: dict[str, dict[str, Any]] = {
     "absgrad": {**DENSIFY, "strategy": "absgrad", "absgrad.grow_grad": 1.5e-4},
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 5, "mcmc.every": 10, "mcmc.max_gaussians": 300}
     | {"mcmc.grow_factor": 1.2, "shapes.opacity_weight": 0.01, "shapes.scale_weight": 0.01},
-    "fast": {**DENSIFY, "densify.max_gaussians": 2000, "strategy": "fast", "fast.every": 10}
-    | {"fast.thin_at": (0.02,), "fast.density": 0.12},
+    "fast": {"strategy": "fast", "mcmc.start_step": 5, "mcmc.every": 10, "densify.max_gaussians": 300}
+    | {"mcmc.grow_factor": 2.0, "fast.thin_at": 0.02, "fast.density": 0.12},
 }
 CASES["the paper's mcmc"] = {**CASES["mcmc"], "mcmc.guided": False, "mcmc.spread": 0.0}
 

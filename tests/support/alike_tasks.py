@@ -51,13 +51,13 @@ def dealt_model(ranks: Ranks, sizes: tuple[int, ...]) -> Population:
 def strategy_of(config: TrainConfig, population: Population) -> Strategy:
     """Return a strategy to which photos show the same of a Gaussian, whatever rank holds it."""
 
-    def survey(step: int, num_views: int | None) -> Iterator[Tensor]:
-        for view in range(num_views or 10):
-            yield 0.2 * numbers_of(step, view, 7)[places_of(population)]
+    def survey(step: int) -> Iterator[Tensor]:
+        for view in range(10):
+            yield 0.2 * numbers_of(step, view, 7)[places_of(population)][:, 0]
 
     generator = torch.Generator().manual_seed(4)
     if config.strategy == "fast":
-        return FastStrategy(config, extent=EXTENT, detail=6000.0, generator=generator, survey=survey)
+        return FastStrategy(config, extent=EXTENT, detail=6000.0, survey=survey)
     if config.strategy == "mcmc":
         return McmcStrategy(config, extent=EXTENT, detail=1.0)
     rules = AbsgradStrategy if config.strategy == "absgrad" else DefaultStrategy

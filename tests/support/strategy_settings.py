@@ -22,7 +22,7 @@ COMMON: dict[str, Any] = {
     "densify.reset_every": 1000,
 }
 MCMC = {"strategy": "mcmc", "mcmc.start_step": 5, "mcmc.every": 5, "mcmc.max_gaussians": 130}
-FAST = {"strategy": "fast", "fast.every": 5}
+FAST = {"strategy": "fast", "mcmc.start_step": 5, "mcmc.every": 5, "fast.density": 2.0, "fast.thin_at": 0.02}
 
 
 HIGH, LOW = 1e-3, 1e-5  # image gradients above and below the threshold

@@ -17,7 +17,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "growth": {**GROWTH, "random_background": True},
     "absgrad": {**GROWTH, "strategy": "absgrad", "antialiased": True, "order": "morton"},
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 2, "mcmc.every": 4, "shapes.opacity_weight": 0.01},
-    "fast": {"strategy": "fast", "fast.every": 4, "fast.grow_grad": 1e-5},
+    "fast": {"strategy": "fast", "mcmc.start_step": 2, "mcmc.every": 4},
     "exposure": {"exposure.enabled": True, "exposure.grid": True},
     "poses": {"poses.enabled": True, "poses.start_step": 2},
     "sky": {"sky.enabled": True, "coarse.first": 2.0},

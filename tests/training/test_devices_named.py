@@ -36,7 +36,7 @@ GROWING: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"densify.stop_scale2d_step": 12, "densify.prune_scale2d": 10.0},
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 3, "mcmc.every": 4, "shapes.scale_weight": 0.01},
-    "fast": {"strategy": "fast", "fast.every": 4},
+    "fast": {"strategy": "fast", "mcmc.every": 4},
     "corrected": {
         "exposure.enabled": True,
         "poses.enabled": True,

@@ -61,7 +61,7 @@ def test_what_they_choose_themselves_follows_the_pixels_and_the_root_of_the_phot
     blob_scene: Scene, strategy: StrategyName
 ) -> None:
     config = TrainConfig(steps=2000, strategy=strategy, mcmc=McmcConfig(density=1.0))
-    config = replace(config, fast=FastConfig(density=1.0))
+    config = replace(config, fast=FastConfig(density=1.0, thin_share=0.0))
     assert splats_wanted(config, blob_scene) == int(48 * 40 * math.sqrt(7))
     fewer = replace(blob_scene, views=blob_scene.views[:5])
     assert splats_wanted(config, fewer) == int(48 * 40 * math.sqrt(len(fewer.train_indices)))
@@ -102,7 +102,7 @@ def test_what_fast_asks_of_photos_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: GIB)
     sizes = [(100, 100)]
     default, fast = (plan_memory(TrainConfig(strategy=name), sizes, TWO) for name in ("default", "fast"))
-    assert fast.per_splat - default.per_splat == 36, "two views at a time, and the largest so far"
+    assert fast.per_splat - default.per_splat == 32, "two views at a time, the largest so far, and the keys"
 
 
 def test_each_rank_on_the_cpu_keeps_all_photos_that_its_room_holds(

@@ -203,7 +203,7 @@ EVERYTHING = replace(
     depth=DepthConfig(weight=0.1),
     shapes=ShapeConfig(min_views=2, min_views_every=15),
     densify=DensifyConfig(start_step=5, every=10, grow_grad=1e-5),
-    fast=FastConfig(every=10, grow_grad=1e-5, views=3, thin_at=(0.7,)),
+    fast=FastConfig(thin_at=0.7),
     mcmc=McmcConfig(every=10, max_gaussians=90),
 )
 

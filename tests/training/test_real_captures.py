@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ from blob_models import blobs, ring_of_cameras
 from corrected_scenes import repainted
 
 from splatstudio.cli.export import export_model
-from splatstudio.corrections.corrections import exposed
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import _rays, viewing_directions
 from splatstudio.models.model import load_model
-from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
@@ -54,43 +51,6 @@ def test_a_sky_wins_over_random_backgrounds_of_an_older_training(blob_scene: Sce
         assert torch.equal(trainer.gaussians.means, straight.gaussians.means)
     with pytest.raises(ValueError, match="a sky cannot be learned over random backgrounds"):
         Trainer.resume(blob_scene, plain, random_background=True)
-
-
-@pytest.mark.parametrize("learned", ["sky", "exposure"])
-def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photo(
-    blob_scene: Scene, learned: str
-) -> None:
-    config = TrainConfig(steps=20, strategy="fast")
-    if learned == "sky":
-        config = replace(config, sky=SkyConfig(enabled=True, degree=1))
-    else:
-        config = replace(config, exposure=ExposureConfig(enabled=True))
-    trainer = Trainer(blob_scene, config)
-    values = trainer.parts.corrections._tables[learned].values
-    values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
-    shots, gaussians = trainer.parts.views, trainer.gaussians
-    shot_of = shots.of_photo
-
-    def perfect(index: int, *how: Any) -> TrainView:
-        """Return the photo as the model shows it with what was learned."""
-        shot = shot_of(index, *how)
-        with torch.no_grad():
-            options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
-            rgb = render(gaussians, shot.camera, options).rgb
-        if learned == "exposure":
-            rgb = exposed(rgb, values[scene_row[index]])
-        return replace(shot, target=rgb)
-
-    scene_row = {index: row for row, index in enumerate(blob_scene.train_indices)}
-    shots.of_photo = perfect  # type: ignore[method-assign]
-    for found in trainer.parts.survey(5, 3):
-        assert float(found[:, 1].sum()) < 1e-4 * float(found[:, 2].sum())
-    values.zero_()
-    shots.of_photo = shot_of  # type: ignore[method-assign]
-    assert all(
-        float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer.parts.survey(5, 3)
-    )
-    trainer.close()
 
 
 def test_rates_of_corrections_fall_and_cameras_wait_for_their_start(blob_scene: Scene) -> None:

@@ -338,7 +338,7 @@ def test_a_training_goes_on_where_they_cannot_be_moved(killed: Run) -> None:
 
 
 CALM = TrainConfig(steps=10, sh_degree=0, test_every=0, densify=DensifyConfig(enabled=False))
-THINS = replace(CALM, strategy="fast", densify=DensifyConfig(), fast=FastConfig(thin_at=(0.3, 0.6, 0.9)))
+THINS = replace(CALM, strategy="fast", densify=DensifyConfig(), fast=FastConfig(thin_at=0.3))
 
 
 def photos_told(trainer: Trainer, steps: int) -> list[int]:

@@ -21,7 +21,6 @@ GROUPS = {
     "shapes": "Shapes of splats",
     "dropout": "Splats left out by chance",
     "absgrad": "Densification by absolute gradients",
-    "fast": "Densification where photos agree",
 }
 
 # What a setting is called whose name alone says too little below its heading.
@@ -40,7 +39,6 @@ LABELS = {
     "densify.grow_grad": "Growth threshold",
     "densify.prune_opacity": "Remove below opacity",
     "absgrad.grow_grad": "Growth threshold",
-    "fast.grow_grad": "Growth threshold",
     "exposure.stay": "Pull toward none",
     "exposure.grid_smooth": "Smoothness of the grid",
 }

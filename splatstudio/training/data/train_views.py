@@ -27,12 +27,12 @@ TILE = 16  # px: the rasterizer's, of which halves have whole ones
 def random_crop(view: TrainView, step: int, config: TrainConfig, number: int = 0) -> TrainView:
     """Return what the step after `step` others learns from: the view, or a half of it.
 
-    `number` is the view's among those of the step. From `crops_begin` on it is cut across one of its sides,
+    `number` is the view's among those of the step. In those of `crops` it is cut across one of its sides,
     near the middle: every pixel is as often in the half that is kept as in the other. Which half follows from
     the seed.
     """
-    begin, camera = crops_begin(config), view.camera
-    if begin is None or step < begin:
+    camera = view.camera
+    if step not in crops(config):
         return view
     if min(camera.width, camera.height) < SMALLEST_TO_CUT:
         return view
@@ -59,16 +59,17 @@ def random_crop(view: TrainView, step: int, config: TrainConfig, number: int = 0
     )
 
 
-def crops_begin(config: TrainConfig) -> int | None:
-    """Return after how many steps photos are halved; None: they stay whole.
+def crops(config: TrainConfig) -> range:
+    """Return the steps, by how many others came before, whose photos are halved.
 
     Not before they have their full size. Maps of exposure are of whole photos, and with them all stay
     whole.
     """
     coarse = config.coarse
-    if config.steps > coarse.halves_within or config.exposure.grid or not coarse.halves_from < 1.0:
-        return None
-    return max(math.ceil(coarse.halves_from * config.steps), full_size_from(config))
+    if config.steps > coarse.halves_within or config.exposure.grid:
+        return range(0)
+    begin = max(math.ceil(coarse.halves_from * config.steps), full_size_from(config))
+    return range(begin, math.ceil(coarse.halves_until * config.steps - 1e-6))
 
 
 class TrainViewMaker:

@@ -20,7 +20,7 @@ from splatstudio.settings.capture_config import ExposureConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
 from splatstudio.training.data.resolution import divisor_at
-from splatstudio.training.data.train_views import crops_begin, random_crop
+from splatstudio.training.data.train_views import crops, random_crop
 from splatstudio.training.plateau import settled_after
 from splatstudio.training.trainer import Trainer
 
@@ -53,6 +53,17 @@ def test_what_depends_on_the_place_in_a_photo_and_small_ones_stay_whole(shot: Tr
     assert random_crop(small, 80, CONFIG) is small
 
 
+def test_photos_are_whole_again_in_the_end(shot: TrainView) -> None:
+    config = replace(CONFIG, coarse=CoarseConfig(halves_from=0.5, halves_until=0.8))
+    assert [random_crop(shot, step, config) is shot for step in (49, 50, 79, 80, 99)] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
 def test_photos_are_whole_until_they_have_their_full_size(shot: TrainView) -> None:
     config = replace(CONFIG, coarse=CoarseConfig(first=4.0, until=0.75, halves_from=0.5))
     assert divisor_at(74, config) > 1.0 and random_crop(shot, 74, config) is shot
@@ -62,8 +73,9 @@ def test_photos_are_whole_until_they_have_their_full_size(shot: TrainView) -> No
 def test_every_pixel_is_in_about_half_of_the_halves(shot: TrainView) -> None:
     seen = torch.zeros(WIDTH * HEIGHT)
     num, sizes = 400, set()
+    config = replace(CONFIG, steps=2 * num)
     for step in range(num):
-        half = random_crop(shot, 50 + step, CONFIG)
+        half = random_crop(shot, num + step, config)
         height, width = half.target.shape[:2]
         sizes.add((width, height))
         seen[half.target[..., 0].flatten().long()] += 1
@@ -119,9 +131,11 @@ def test_a_score_is_not_judged_before_halves_begin() -> None:
     config = TrainConfig(steps=1000, densify=DensifyConfig(enabled=False), sh_degree=0)
     late = replace(config, coarse=CoarseConfig(halves_from=0.7501))
     assert settled_after(config, 50) == 0
-    assert settled_after(late, 50) == crops_begin(late) == 751
+    assert settled_after(late, 50) == crops(late).start == 751
+    whole_again = replace(late, coarse=CoarseConfig(halves_from=0.2, halves_until=0.7))
+    assert settled_after(whole_again, 50) == 700
     for whole in (replace(late, steps=9000), replace(late, exposure=ExposureConfig(grid=True))):
-        assert crops_begin(whole) is None and settled_after(whole, 50) == 0
+        assert not crops(whole) and settled_after(whole, 50) == 0
 
 
 def test_a_training_learns_from_whole_photos_and_then_from_halves(

@@ -49,12 +49,10 @@ _BRISK: Mapping[str, Any] = {
     "sh_photos": 2.5,
 }
 # Where a scene tells which photo shows which point. Two sets of held-out photos each, 2000 steps: with `mcmc`
-# +0.8 dB on the statue (full orbit, far background), +0.2 on the banana, nothing on drone and fox; with
-# `fast` +0.3, +0.3, +0.1, 0.
+# +0.8 dB on the statue (full orbit, far background), +0.2 on the banana, nothing on drone and fox.
 _POINTS: Mapping[str, Any] = {"depth.weight": 0.1}
 # With 11 or 12 photos of the banana, 7000 steps came to show those better and all else worse: there this
-# is 0.7 to 1.6 dB with `mcmc`, 1.1 with `fast`. With 13 of the fox it costs 0.1 to 0.2 dB; with all 43 it is
-# off.
+# is 0.7 to 1.6 dB with `mcmc`. With 13 of the fox it costs 0.1 to 0.2 dB; with all 43 it is off.
 _FEW: Mapping[str, Any] = {"dropout.rate": 0.12}
 _MCMC: Mapping[str, Any] = {
     **_BRISK,
@@ -65,9 +63,10 @@ _MCMC: Mapping[str, Any] = {
     "shapes.scale_weight": 0.01,
     **_POINTS,
     **_FEW,
-    "dropout.grown_at": 4000,  # +0.4 dB on the banana in 2000 steps; `fast` may lose in so few
+    "dropout.grown_at": 4000,  # +0.4 dB on the banana in 2000 steps
 }
-# Small photos first, then halves, and whole ones again in the end.
+# Small photos first, then halves, and whole ones again in the end: two thirds of the time of whole ones of
+# full size, for 0.1 dB (2000 steps, means of five scenes).
 _FAST: Mapping[str, Any] = {
     **_MCMC,
     "strategy": "fast",
@@ -96,7 +95,7 @@ _PRESETS = (
     ),
     Preset(
         "fast",
-        "Nearly the quality of mcmc in half of its time, with half its splats.",
+        "Nearly the quality of mcmc in about half of its time, with half its splats.",
         _FAST,
     ),
     Preset(

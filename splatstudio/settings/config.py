@@ -247,9 +247,12 @@ def _of_today(values: Any) -> Any:
 
 
 def _with_rules_of_today(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with what *fast* still has of its older rules, where they are of a run of *fast*."""
     fast = values.get("fast")
     if not isinstance(fast, dict) or not isinstance(fast.get("thin_at"), list):
         return values
+    if values.get("strategy") != "fast":
+        return {name: value for name, value in values.items() if name != "fast"}
     kept = {
         name: fast[name] for name in ("density", "long_growth", "thin_share", "min_weight") if name in fast
     }

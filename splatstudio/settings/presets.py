@@ -192,6 +192,11 @@ _RULES = (
         ),
     ),
     _Idle(
+        frozenset({"fast.thin_share", "fast.min_weight"}),
+        "where fast.thin_at is 1",
+        lambda config: not config.fast.thin_at < 1.0,
+    ),
+    _Idle(
         frozenset({"densify.grow_scale2d", "densify.prune_scale2d"}),
         "without densify.stop_scale2d_step, until which it holds",
         lambda config: not config.densify.stop_scale2d_step > 0,

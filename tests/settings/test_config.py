@@ -163,5 +163,7 @@ def test_a_run_of_fast_with_its_older_rules_can_be_read() -> None:
         expected = FastConfig(density=0.11, long_growth=0.75, thin_share=0.27, thin_at=at)
         assert config == TrainConfig(strategy="fast", fast=expected)
         assert from_json(TrainConfig, to_json(config)) == config
+    other = {"strategy": "mcmc", "fast": {**rules, "thin_at": [0.4]}}
+    assert from_json(TrainConfig, other) == TrainConfig(strategy="mcmc"), "it never read them"
     with pytest.raises(ValueError, match=r"unknown setting 'fast\.grow_grad"):
         from_json(TrainConfig, {"fast": {"grow_grad": 1.0}})

@@ -153,6 +153,7 @@ def test_the_page_offers_no_setting_of_what_a_run_was_started_without() -> None:
         ({"coarse.halves_from": 0.5}, "coarse.halves_from changes nothing beside exposure.grid, and in more"),
         ({"coarse.halves_from": 0.5, "steps": 7000}, None),
         ({"coarse.until": 0.35}, "coarse.until changes nothing without coarse.first."),
+        ({"coarse.halves_until": 0.9}, "coarse.halves_until changes nothing without coarse.halves_from."),
         ({"shapes.min_views": 2, "shapes.min_views_every": 500}, None),
         ({"steps": 9, "densify.every": 50}, None),
         ({"strategy": "mcmc"}, "chooses its rules alone; --preset mcmc also sets what they work best with: "),
@@ -167,6 +168,15 @@ def test_what_was_asked_for_and_changes_nothing_is_told(asked: dict[str, Any], s
     assert len(notes) == (0 if sentence is None else 1) and all(
         sentence in note for note in notes if sentence
     )
+
+
+def test_a_share_that_is_never_thinned_out_is_told() -> None:
+    never = changed(
+        changed(PRESETS["fast"].apply(TrainConfig()), "fast.thin_at", 1.0), "fast.thin_share", 0.5
+    )
+    told = ("fast.thin_share changes nothing where fast.thin_at is 1.",)
+    assert notes_on_settings(never, {"fast.thin_share"}) == told
+    assert notes_on_settings(changed(never, "fast.thin_at", 0.9), {"fast.thin_share"}) == ()
 
 
 @pytest.mark.parametrize("name", PRESETS)

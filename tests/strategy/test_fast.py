@@ -13,6 +13,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig
 from splatstudio.strategy.fast import FastStrategy
+from splatstudio.strategy.population import Population
 from splatstudio.training.trainer import Trainer
 
 THINS = 1200  # step after which the least needed of 2000 go
@@ -35,18 +36,17 @@ def strategy(
 ) -> FastStrategy:
     settings = FastConfig(**{"min_weight": 0.5, **fast})
     config = TrainConfig(steps=steps, strategy="fast", fast=settings, mcmc=McmcConfig(noise=0.0))
-    rule = FastStrategy(config, extent=1.0, detail=detail, pixels=pixels, survey=survey)
-    return rule
+    return FastStrategy(config, extent=1.0, detail=detail, pixels=pixels, survey=survey)
 
 
-def marked(num: int) -> Any:
+def marked(num: int) -> Population:
     """Return a population whose first coordinates are 1, 2, ..., and that has the counts of the strategy."""
     group = population(scales=[0.005] * num)
     group.counts = strategy(Asked()).new_counts(group.gaussians.detach())
     return group
 
 
-def numbers(group: Any) -> list[float]:
+def numbers(group: Population) -> list[float]:
     return group.gaussians.means.detach()[:, 0].tolist()
 
 

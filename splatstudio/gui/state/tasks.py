@@ -40,6 +40,7 @@ NUM_KEPT = 200
 MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
 
 NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
+NOTABLE_LOSS = 0.2  # of the splats that one change removes: told in any case
 COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photos are divided, as they are told
 
 
@@ -411,7 +412,11 @@ class Milestones:
         told = self._told_splats
         if event.change.opacities_reset:
             self._tell(event.step, "opacities lowered, so that what is not needed can go")
-        if not told / NOTABLE_GROWTH < event.num_gaussians < told * NOTABLE_GROWTH:
+        gone = event.change.pruned
+        if gone > NOTABLE_LOSS * (event.num_gaussians + gone):
+            self._tell(event.step, f"thinned by {gone:,} to {event.num_gaussians:,} splats")
+            self._told_splats = event.num_gaussians
+        elif not told / NOTABLE_GROWTH < event.num_gaussians < told * NOTABLE_GROWTH:
             verb = "grown" if event.num_gaussians > told else "thinned"
             self._tell(event.step, f"{verb} from {told:,} to {event.num_gaussians:,} splats")
             self._told_splats = event.num_gaussians
@@ -421,6 +426,8 @@ class Milestones:
 
     def _refine(self, step: int) -> None:
         config = self._trained.project.config
+        if step >= config.steps:
+            return  # no step comes that would have it
         coarseness = _coarseness(divisor_at(step, config))
         if coarseness < self._coarseness:
             size = "in full size" if coarseness == 1 else f"at about 1/{coarseness} of their size"

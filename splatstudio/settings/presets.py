@@ -95,7 +95,7 @@ _PRESETS = (
     ),
     Preset(
         "fast",
-        "Nearly the quality of mcmc in about half of its time, with half its splats.",
+        "Nearly mcmc's quality in about half its time, with half its splats.",
         _FAST,
     ),
     Preset(

@@ -44,7 +44,7 @@ _BRISK: Mapping[str, Any] = {
     "optim.lr_scale_short_runs": 0.4,
     "optim.rest_lr_decay": 0.15,
     # Sizes and rotations twice as fast as in `default`, colors by the view 2.4 times, opacities 0.7 times: in
-    # 2000 steps +0.3 dB and +.010 SSIM with `fast`, +0.4 and +.010 with `mcmc` (means of five scenes, three
+    # 2000 steps +0.3 dB and +.010 SSIM with `fast`, +0.4 and +.008 with `mcmc` (means of five scenes, three
     # seeds), in 7000 with `fast` +0.4 dB on statue and drone, and nothing on the fox.
     "optim.scales_lr": 1e-2,
     "optim.quats_lr": 2e-3,

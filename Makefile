@@ -13,15 +13,11 @@ EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
-# Tests wait for processes a third of their time: three at a time keep two cores busy. A browser and the studio that
-# it shows take both: the tests of the page run one by one, after the others.
+# Tests wait for processes and browsers half of their time: four at a time keep two cores busy.
 test: setup test-tools
-	@ended=0; \
-	$(BIN)/python -m pytest -m "not gui" $(THREE_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS) || ended=$$?; \
-	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
-	exit $$ended
+	$(BIN)/python -m pytest $(FOUR_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS)
 TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
-THREE_AT_A_TIME := --numprocesses 3 --dist loadfile
+FOUR_AT_A_TIME := --numprocesses 4 --dist loadfile
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 

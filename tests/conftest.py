@@ -10,6 +10,10 @@ from pathlib import Path
 # Before torch, as everywhere: with it, threads that wait for work sleep; else they take the time of others.
 import splatstudio  # noqa: F401
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Beside other tests more threads would wait for one another. Read as torch loads, here and in programs.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # isort: split
 import pytest
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
@@ -36,7 +40,7 @@ from studio_page import browser, chromium, open_page, saved_run  # noqa: F401 - 
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
 
 # The folders of tests that take longest: what waits for the background process, and what calculates.
-WAIT, CALCULATE = "runtime", ("portable", "poses", "kernels")
+WAIT, CALCULATE = {"runtime"}, {"portable", "poses", "kernels"}
 
 # These load an extension of their own in place of the real one: see the Makefile.
 collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"]
@@ -65,18 +69,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let files that wait for processes and files that calculate take turns, the long ones before all others.
+    """Let files that calculate, that wait for processes, and of the page take turns, then all others come.
 
-    Two processors are busy that way, and to the end. The tests of the page are the last: their browser holds
-    the only event loop of the main thread.
+    The long ones are begun early that way, and two processors are busy to the end. In a file the tests of the
+    page are the last: their browser holds the only event loop of the main thread.
     """
+    in_browser = {item: item.get_closest_marker("gui") is not None for item in items}
     files = dict.fromkeys(item.path for item in items)
+    of_the_page = {item.path for item in items if in_browser[item]}
     turns: dict[Path, int] = {}
-    for folders in (CALCULATE, (WAIT,)):
-        chosen = [file for folder in folders for file in files if folder in file.parts]
-        turns |= {file: turn for turn, file in enumerate(chosen)}
-    last = len(files)
-    items.sort(key=lambda item: (item.get_closest_marker("gui") is not None, turns.get(item.path, last)))
+    for folders in (CALCULATE, WAIT):
+        turns |= {file: turn for turn, file in enumerate(one for one in files if folders & {*one.parts})}
+    turns |= {file: turn for turn, file in enumerate(one for one in files if one in of_the_page)}
+    order = {file: (turns.get(file, len(files)), number) for number, file in enumerate(files)}
+    items.sort(key=lambda item: (order[item.path], in_browser[item]))
 
 
 def pytest_collection_finish() -> None:

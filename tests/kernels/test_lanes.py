@@ -151,5 +151,5 @@ def test_avx512_gives_the_bits_of_avx2(module: str, call: str, tmp_path: Path) -
     ops.native_version() == "portable", reason="no other set of kernels than the portable one"
 )
 def test_an_environment_variable_asks_for_a_narrower_set(tmp_path: Path) -> None:
-    for name in ("portable", "avx2", ops.native_version()):
+    for name in ("portable", "avx2"):
         assert with_kernels(name, "test_modes", "draw(1)", tmp_path / name)

@@ -86,18 +86,14 @@ def test_commands_answer_there(arguments: tuple[str, ...]) -> None:
 
 
 # Those that are about what Windows does not have are left out: SIGHUP, the fork server, a synced folder.
-TRAINING = """
+TESTS = """
 runtime/test_worker.py::test_a_training_from_start_to_finish
-runtime/test_worker.py::test_pause_stops_the_steps_and_resume_goes_on
 runtime/test_worker.py::test_a_saved_training_resumes_in_another_process
 runtime/test_worker.py::test_frames_while_training_show_the_model_from_the_camera_asked_for
 runtime/test_worker.py::test_the_worker_saves_and_leaves_when_its_parent_dies[9]
 runtime/test_worker_faults.py::test_a_killed_rank_is_replaced_and_everything_goes_on
-runtime/test_worker_faults.py::test_a_paused_training_is_paused_again
 runtime/test_worker_file_tasks.py::test_a_task_can_be_cancelled_and_a_killed_one_is_told
-"""
-RANKS = "runtime/test_worker_ranks.py::test_two_ranks_train_one_model_and_everything_about_it_is_of_the_whole"
-FILES = """
+runtime/test_worker_ranks.py::test_two_ranks_train_one_model_and_everything_about_it_is_of_the_whole
 files/test_run_lock.py::test_a_second_one_is_refused_and_told_who_has_it
 files/test_run_lock.py::test_another_process_holds_it_until_it_is_killed
 files/test_run_lock.py::test_one_that_is_just_ending_is_waited_for
@@ -114,9 +110,8 @@ runtime/channel/test_remote.py::test_a_view_of_a_training_elsewhere
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tests", [TRAINING, RANKS, FILES], ids=["training", "ranks", "files"])
-def test_the_product_works_by_these_rules(tests: str, tmp_path: Path) -> None:
-    places = [f"tests/{test}" for test in tests.split()]
+def test_the_product_works_by_these_rules(tmp_path: Path) -> None:
+    places = [f"tests/{test}" for test in TESTS.split()]
     done = held_to_the_rules(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 't'}", *places
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,10 +27,23 @@ from splatstudio.training.device_options import AS_FOUND
 NUM = 14
 
 
+@pytest.fixture(scope="module")
+def matched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos whose matches are found and kept, as they are where a mapping was ended."""
+    folder = tmp_path_factory.mktemp("so_far") / "room"
+    write_photos(folder, table_with_boxes(), ring(NUM, share=0.6))
+    estimation = BackgroundEstimation(folder)
+    end = time.monotonic() + SECONDS
+    while not estimation.maps:
+        assert time.monotonic() < end and not estimation.is_over, estimation.error
+        time.sleep(0.01)
+    estimation.end()
+    return folder
+
+
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    write_photos(tmp_path / "room", table_with_boxes(), ring(NUM, share=0.6))
-    return tmp_path / "room"
+def photos(matched: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(matched, tmp_path / "room"))
 
 
 def test_what_has_a_pose_is_a_scene_while_the_mapping_goes_on(photos: Path) -> None:

@@ -54,6 +54,25 @@ DRAWN = """() => new Promise(done => {
 })"""
 # Our page from the first paint on has made way for the studio.
 OPENED = "document.getElementById('root') && !document.getElementById('splatstudio-opening')"
+# Draws 12 times a second at most: without a GPU all else on the machine waits for each picture.
+PACED = """(() => {
+  const interval = 80, onNextFrame = window.requestAnimationFrame.bind(window);
+  let waiting = new Map(), due = new Map(), number = 0, last = 0;
+  const draw = time => {
+    [due, waiting, last] = [waiting, new Map(), performance.now()];
+    for (const callback of due.values()) {
+      try { callback(time); } catch (error) { reportError(error); }
+    }
+  };
+  window.requestAnimationFrame = callback => {
+    if (waiting.size === 0) {
+      setTimeout(() => onNextFrame(draw), Math.max(0, last + interval - performance.now()));
+    }
+    waiting.set(++number, callback);
+    return number;
+  };
+  window.cancelAnimationFrame = key => { waiting.delete(key); due.delete(key); };
+})()"""
 # Closes the notices that are there, and waits until they are off the page.
 CLOSE_NOTICES = """async () => {
   const buttons = [...document.querySelectorAll(".mantine-Notification-closeButton")];
@@ -76,9 +95,9 @@ PAGE_TEST = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Start Chromium once for all tests."""
+    """Start Chromium once for the tests of a file: its driver holds the only event loop of this thread."""
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
@@ -88,12 +107,25 @@ def chromium() -> Iterator[Any]:
         started.close()
 
 
+def paced(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes the same pages or profiles, which draw no more often than tests need."""
+
+    def made(**settings: Any) -> Any:
+        opened = make(**settings)
+        opened.add_init_script(PACED)
+        return opened
+
+    return made
+
+
 @pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
-    """The Chromium of all tests; each page is one of a profile of its own, with nothing in it.
+def browser(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The Chromium of a file's tests; each page is one of a profile of its own, with nothing in it.
 
     None outlives its test: it would go on to draw, beside all tests that follow.
     """
+    for name in ("new_page", "new_context"):
+        monkeypatch.setattr(chromium, name, paced(getattr(chromium, name)))
     yield chromium
     for profile in list(chromium.contexts):
         profile.close()

@@ -18,7 +18,7 @@ KNOWN = json.loads(RECORD.read_text())
 # What chooses among instructions by the processor: torch and its libraries, numpy and its own, OpenCV.
 WIDE = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
 PROCESSORS = {
-    "this": {},
+    "this, two threads": {"OMP_NUM_THREADS": "2"},
     "one of AVX2, one thread": {
         "SPLATSTUDIO_CPU": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",

@@ -20,7 +20,7 @@ from splatstudio.runtime.messages import TrainJob, ViewJob
 from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.config import TrainConfig, value_of
 from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.training.session import Session
@@ -118,6 +118,19 @@ def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
     ):
         assert kept.config == MANY and kept.model_path == checkpoint
         assert any("own settings; sh_degree is not changed" in note for note in kept.notes)
+
+
+def test_of_the_many_settings_of_another_preset_the_first_are_named(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    trained_run(blob_scene, Path("runs/blobs"))
+    fast = PRESETS["fast"].apply(MANY)
+    num = sum(value_of(fast, name) != value_of(MANY, name) for name in PRESETS["fast"].settings)
+    anew = open_project(blob_folder, fast, None)
+    (note,) = (note for note in anew.notes if "other settings" in note)
+    assert "(strategy, " in note and f" and {num - 3} more)" in note and note.count(",") == 4, note
+    kept = open_project(Path("runs/blobs"), fast, None)
+    assert any(f" and {num - 3} more are not changed" in note for note in kept.notes)
 
 
 def test_a_run_remembers_where_its_photos_were_found(blob_folder: Path, tmp_path: Path) -> None:

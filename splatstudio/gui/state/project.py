@@ -37,6 +37,7 @@ from splatstudio.settings.config import (
     changed,
     declaration,
     differing,
+    names_in_words,
     resumed,
     value_of,
     with_whole_paths,
@@ -307,7 +308,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     if conflicts and run_dir is None:
         chosen = new_run_path(scene.path)
         notes += (
-            f"{existing.path} was trained with other settings ({', '.join(conflicts)}), "
+            f"{existing.path} was trained with other settings ({names_in_words(conflicts)}), "
             f"so this is a new run, {chosen}.",
         )
         return Project(path, scene, None, chosen, config, scene.notes + notes)
@@ -391,7 +392,9 @@ def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
     if not names:
         return ()
     verb = "is" if len(names) == 1 else "are"
-    return (f"This run goes on with its own settings; {', '.join(names)} {verb} not changed: {run.path}",)
+    return (
+        f"This run goes on with its own settings; {names_in_words(names)} {verb} not changed: {run.path}",
+    )
 
 
 LIMIT = "densify.max_gaussians"

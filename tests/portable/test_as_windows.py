@@ -88,10 +88,12 @@ def test_commands_answer_there(arguments: tuple[str, ...]) -> None:
 # Those that are about what Windows does not have are left out: SIGHUP, the fork server, a synced folder.
 TESTS = """
 runtime/test_worker.py::test_a_training_from_start_to_finish
+runtime/test_worker.py::test_pause_stops_the_steps_and_resume_goes_on
 runtime/test_worker.py::test_a_saved_training_resumes_in_another_process
 runtime/test_worker.py::test_frames_while_training_show_the_model_from_the_camera_asked_for
 runtime/test_worker.py::test_the_worker_saves_and_leaves_when_its_parent_dies[9]
 runtime/test_worker_faults.py::test_a_killed_rank_is_replaced_and_everything_goes_on
+runtime/test_worker_faults.py::test_a_paused_training_is_paused_again
 runtime/test_worker_file_tasks.py::test_a_task_can_be_cancelled_and_a_killed_one_is_told
 runtime/test_worker_ranks.py::test_two_ranks_train_one_model_and_everything_about_it_is_of_the_whole
 files/test_run_lock.py::test_a_second_one_is_refused_and_told_who_has_it

@@ -26,7 +26,7 @@ from splatstudio.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "data" / "loss_trajectories.json"
-STEPS, EVERY = 32, 8
+STEPS, EVERY = 48, 8
 # Between them all three strategies, the sky, exposures, poses and depths.
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {"poses.enabled": True, "poses.start_step": 8, "exposure.enabled": True},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from estimations import SECONDS, kept_so_far
+from estimations import SECONDS, kept_so_far, wait_until_it_maps
 from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
@@ -33,10 +33,7 @@ def matched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("so_far") / "room"
     write_photos(folder, table_with_boxes(), ring(NUM, share=0.6))
     estimation = BackgroundEstimation(folder)
-    end = time.monotonic() + SECONDS
-    while not estimation.maps:
-        assert time.monotonic() < end and not estimation.is_over, estimation.error
-        time.sleep(0.01)
+    wait_until_it_maps(estimation)
     estimation.end()
     return folder
 

@@ -220,7 +220,7 @@ class TimeBar(Panel):
         if self._plan is None:
             return ""
         if self._full is None:
-            return f"Shorter: {self._plan.sentence}"
+            return f"Shorter training, {duration_words(self._plan.seconds)}"
         return f"Full training, {duration_words(self._plan.instead_of)}"
 
     def _said(self) -> str:
@@ -232,7 +232,9 @@ class TimeBar(Panel):
             self._estimate = project.config, seconds
         told = f"Takes {duration_words(self._estimate[1])} here"
         plan = self._plan
-        if plan is not None and self._full is not None and planned(project.config, plan):
+        if plan is not None and self._full is None:
+            told += f"; the shorter training is {plan.choice}"
+        elif plan is not None and planned(project.config, plan):
             told += f": {plan.choice}. The full training takes {duration_words(plan.instead_of)}"
         return note_html(f"{told}.", mark="time")
 

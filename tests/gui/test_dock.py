@@ -174,7 +174,9 @@ def test_a_long_training_gives_way_to_a_planned_one_and_a_button_takes_it_again(
     as_user(button, True)
     bar.refresh()
     assert controller.project.config == TrainConfig() and controller.project.preset == "default"
-    assert button.label.startswith("Shorter: about") and "hours" in text.content
+    assert button.label.startswith("Shorter training, about") and "hours" in text.content
+    assert "the shorter training is fast, " in text.content
+    assert f" size, {planned.steps:,} steps" in text.content
     as_user(button, True)
     bar.refresh()
     assert controller.project.config == planned
@@ -192,7 +194,7 @@ def test_what_somebody_has_chosen_is_not_planned_anew(
 ) -> None:
     bar, controller = time_bar(page, large, config, monkeypatch)
     assert controller.project.config == config
-    assert bar._kept[-1][0].label.startswith("Shorter: about")
+    assert bar._kept[-1][0].label.startswith("Shorter training, about")
 
 
 def test_a_short_training_is_told_its_time_and_no_other(

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from fake_nvml import RECORD, FakeNvml
 from gui_parts import MANY, TIMEOUT
-from studio_page import CANVAS, PAGE_TEST, Screen
+from studio_page import CANVAS, PAGE_TEST, Screen, row
 
+from splatstudio.gui import dock
 from splatstudio.gui.state.controller import Controller
 from splatstudio.runtime.messages import RankFigures, RanksReport
+from splatstudio.training.time_plan import StepTimes
 
 pytestmark = PAGE_TEST
 SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
@@ -81,6 +83,8 @@ def test_nothing_is_cut_off_in_any_tab(
     # Seven of eight GPUs are those of the studio's ranks; the driver refuses the temperature of one.
     nvml.refused.add(("temperature", 6))
     monkeypatch.setattr(Controller, "pids", tuple(RECORD["our_pids"]))
+    # A slow machine, where a shorter training is offered.
+    monkeypatch.setattr(dock, "measured_times", lambda device: StepTimes(step=0.15, pixel=0.0, splat=0.0))
     scene = DEMO if SCREENSHOTS else blob_folder
     screen = open_page(scene, replace(MANY, steps=30_000, downscale=2 if SCREENSHOTS else 1), *SIZES[1])
     problems: dict[str, list[str]] = {}
@@ -100,6 +104,7 @@ def test_nothing_is_cut_off_in_any_tab(
             if found:
                 problems[f"{name} at {width} x {height}"] = found
 
+    screen.wait(lambda: row(screen, "Shorter training").is_visible(), "a shorter training is offered")
     look("1-ready")
     see_most_of_the_scene(screen)
     see_eight_gpus(screen)

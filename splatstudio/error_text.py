@@ -1,6 +1,8 @@
-"""What an exception, or another program, says: in one line."""
+"""What an exception, or another program, says, and names in a sentence: in one line."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def first_line(error: BaseException) -> str:
@@ -37,6 +39,12 @@ def shown(value: object) -> str:
     plain = value is None or isinstance(value, (int, float, str, list, dict))
     text = repr(value).splitlines()[0] if plain else type(value).__name__
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return `most` names at most, the first, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def printable(text: str, limit: int = 2000) -> str:

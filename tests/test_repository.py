@@ -21,8 +21,8 @@ PACKAGE = ROOT / "splatstudio"
 # The folders of the package and the few files beside them, in the order in which a scene becomes a model on a
 # page. Each imports only from those above it.
 LAYERS = [
-    "settings",
     "error_text",
+    "settings",
     "operating_system",
     "files",
     "devices",

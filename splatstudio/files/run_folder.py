@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
 from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run, RunLock, newest_step
 from splatstudio.operating_system import is_held, put_in_place
@@ -64,9 +65,8 @@ def why_to_keep(run_dir: Path) -> str | None:
         return _HERE.format(run_dir)
     others = sorted(name for name in os.listdir(run_dir) if name not in OWN and not _is_leftover(name))
     if others:
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         return (
-            f"{run_dir} holds what no run writes ({', '.join(others[:3])}{more}), so nothing is deleted:"
+            f"{run_dir} holds what no run writes ({first_of(others, 3)}), so nothing is deleted:"
             " move that elsewhere first"
         )
     with suppress(ValueError, OSError):

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pycolmap
 
+from splatstudio.error_text import first_of
 from splatstudio.poses.doubts import LINK_MATCHES, doubtful_links
 from splatstudio.poses.features import features_in
 from splatstudio.poses.records import (
@@ -283,8 +284,7 @@ def _advised(report: PoseReport, manifest: Manifest) -> PoseReport:
         notes.append(f"the points miss their pictures by {report.error:.1f} px, which is much")
     loose = [p.name for p in report.posed if p.num_points < SPARSE_POINTS or p.coverage < POOR_COVERAGE]
     if loose:
-        more = f" and {len(loose) - 5} more" if len(loose) > 5 else ""
-        notes.append(f"placed by few points, so perhaps loosely: {', '.join(loose[:5])}{more}")
+        notes.append(f"placed by few points, so perhaps loosely: {first_of(loose, 5)}")
     for group in report.groups:
         between = group.nearest or (report.posed[-1].name, group.names[0])
         advice.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from splatstudio.error_text import first_of
 from splatstudio.poses.records import PoseReport
 
 MOST_NAMES = 12  # of photos that share a reason
@@ -43,8 +44,7 @@ def report_lines(report: PoseReport) -> list[str]:
     for photo in report.left_out:
         by_reason[photo.reason].append(photo.name)
     for reason, names in by_reason.items():
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        lines.append(f"Left out: {', '.join(names[:MOST_NAMES])}{more}: {reason}")
+        lines.append(f"Left out: {first_of(names, MOST_NAMES)}: {reason}")
     for group in report.groups:
         lines.append(
             f"Another group: {len(group.names)} photos, {group.names[0]} to {group.names[-1]};"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from splatstudio.error_text import first_of
 from splatstudio.scene.scene import Scene
 
 MOST_NAMES = 500  # of photos
@@ -40,9 +41,7 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     if turned:
         rows.append(("EXIF orientation", f"{turned} photos are turned"))
     if scene.unposed:
-        names = ", ".join(scene.unposed[:MOST_NAMES])
-        more = f" and {len(scene.unposed) - MOST_NAMES} more" if len(scene.unposed) > MOST_NAMES else ""
-        rows.append(("Without a pose", names + more))
+        rows.append(("Without a pose", first_of(scene.unposed, MOST_NAMES)))
     rows += [("Note", note) for note in scene.notes]
     return rows
 
@@ -88,8 +87,7 @@ def _counted(counter: Counter[str]) -> str:
     """Return the values by frequency; with their counts when there is more than one."""
     if len(counter) == 1:
         return next(iter(counter))
-    shown = ", ".join(f"{value} ({count})" for value, count in counter.most_common(4))
-    return shown + (f" and {len(counter) - 4} more" if len(counter) > 4 else "")
+    return first_of([f"{value} ({count})" for value, count in counter.most_common()], 4)
 
 
 def _file_radius(scene: Scene) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.colmap_model import num_registered
 
@@ -33,9 +34,9 @@ class SeveralScenes(ValueError):
 
     def __init__(self, folder: Path, scenes: Sequence[tuple[Path, str]]):
         self.scenes = tuple(scenes)
-        listed = [f"{place.relative_to(folder)} ({size})" for place, size in scenes[:MOST_LISTED]]
-        more = f" and {len(scenes) - MOST_LISTED} more" if len(scenes) > MOST_LISTED else ""
-        super().__init__(f"{folder} holds {len(scenes)} scenes: {', '.join(listed)}{more}; open one of them")
+        listed = [f"{place.relative_to(folder)} ({size})" for place, size in scenes]
+        names = first_of(listed, MOST_LISTED)
+        super().__init__(f"{folder} holds {len(scenes)} scenes: {names}; open one of them")
 
 
 Format = Literal[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -325,18 +325,6 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
         elif one != two:
             names.append(path + f.name)
     return names
-
-
-NAMED_IN_A_SENTENCE = 4  # settings
-
-
-def names_in_words(names: Sequence[str]) -> str:
-    """Return the names of settings, or of many, as a preset sets, the first and how many more there are."""
-    ordered = sorted(names, key=lambda name: name != "strategy")
-    if len(ordered) <= NAMED_IN_A_SENTENCE:
-        return ", ".join(ordered)
-    named = ordered[: NAMED_IN_A_SENTENCE - 1]
-    return f"{', '.join(named)} and {len(ordered) - len(named)} more"
 
 
 # What a run that goes on may be told again: when to stop, to evaluate and to save.

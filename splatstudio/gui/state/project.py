@@ -20,6 +20,7 @@ from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
+from splatstudio.error_text import first_of
 from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
@@ -37,7 +38,6 @@ from splatstudio.settings.config import (
     changed,
     declaration,
     differing,
-    names_in_words,
     resumed,
     value_of,
     with_whole_paths,
@@ -308,7 +308,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     if conflicts and run_dir is None:
         chosen = new_run_path(scene.path)
         notes += (
-            f"{existing.path} was trained with other settings ({names_in_words(conflicts)}), "
+            f"{existing.path} was trained with other settings ({_in_words(conflicts)}), "
             f"so this is a new run, {chosen}.",
         )
         return Project(path, scene, None, chosen, config, scene.notes + notes)
@@ -392,9 +392,15 @@ def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
     if not names:
         return ()
     verb = "is" if len(names) == 1 else "are"
-    return (
-        f"This run goes on with its own settings; {names_in_words(names)} {verb} not changed: {run.path}",
-    )
+    return (f"This run goes on with its own settings; {_in_words(names)} {verb} not changed: {run.path}",)
+
+
+MOST_NAMES = 3  # of settings in one sentence
+
+
+def _in_words(names: list[str]) -> str:
+    """Return the names of settings, the strategy first; of the many of a preset some and a count."""
+    return first_of(sorted(names, key=lambda name: name != "strategy"), MOST_NAMES)
 
 
 LIMIT = "densify.max_gaussians"

@@ -15,7 +15,8 @@ demo: setup
 
 # Tests wait for processes and browsers half of their time: four at a time keep two cores busy.
 test: setup test-tools
-	$(BIN)/python -m pytest $(FOUR_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS)
+	$(BIN)/python -m pytest $(FOUR_AT_A_TIME) --no-loadscope-reorder --ignore=$(RULES_OF_WINDOWS) $(TEST_ARGUMENTS)
+RULES_OF_WINDOWS := tests/portable/test_as_windows.py
 TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 FOUR_AT_A_TIME := --numprocesses 4 --dist loadfile
 
@@ -118,9 +119,10 @@ release-check: wheel
 # builds those systems' libraries. With TORCH="WHEEL ..." of those systems it checks that these have all functions that
 # the kernels use.
 ZIG := ziglang==0.17.1
-portable-check: setup
+portable-check: setup test-tools
 	@$(BIN)/python -c 'import ziglang' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG)
 	$(BIN)/python csrc/portable.py $(if $(TORCH),--torch $(TORCH))
+	$(BIN)/python -m pytest -q $(RULES_OF_WINDOWS)
 
 # Wheels for Windows and for macOS on arm64, in build/experimental: compiled, not run; and that of arm64-check.
 experimental-wheels: setup

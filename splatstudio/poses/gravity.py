@@ -41,6 +41,25 @@ def gravity_in(details: Mapping[int, object]) -> tuple[float, float, float] | No
     return -y, -x, -z
 
 
+def turned_upright(vector: tuple[float, float, float], orientation: int) -> tuple[float, float, float]:
+    """Return a vector of a stored picture in the axes of the picture that an EXIF orientation makes of it.
+
+    `orientation` is 1 to 8; x is right, y down, z forward. Source: the table of orientations in EXIF 2.32.
+    """
+    x, y, z = vector
+    turned = {
+        1: (x, y),
+        2: (-x, y),
+        3: (-x, -y),
+        4: (x, -y),
+        5: (y, x),
+        6: (-y, x),
+        7: (-y, -x),
+        8: (y, -x),
+    }
+    return *turned[orientation], z
+
+
 def _acceleration(note: bytes) -> tuple[float, ...]:
     (num_entries,) = struct.unpack_from(">H", note, FIRST_ENTRY - 2)
     for number in range(num_entries):

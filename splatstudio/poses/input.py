@@ -7,6 +7,7 @@ Here Pillow works and COLMAP does not: in one process their libraries get into e
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import warnings
@@ -14,15 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from splatstudio.error_text import first_line
+from splatstudio.error_text import as_utf8, first_line
 from splatstudio.files.inputs import read_input
-from splatstudio.poses.gravity import gravity_in
+from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.sharpness import sharpness_of
@@ -30,7 +31,7 @@ from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import write_frames
 from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import PICTURES, VIDEO_SUFFIXES, is_video
-from splatstudio.scene.photo import is_cut_off, picture_header
+from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header
 
 HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
@@ -108,6 +109,8 @@ def _is_read(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) 
 def _unreadable(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) -> str | None:
     """Return why a file with a photo is not read, None where it is, or is no photo."""
     suffix = path.suffix.lower()
+    if suffix in (*readable, *RAW_SUFFIXES, *HEIF_SUFFIXES) and as_utf8(str(path)) != str(path):
+        return "its name is no text in UTF-8: rename it"
     if suffix in RAW_SUFFIXES and path.with_suffix("") in pictures:
         return "a raw file: the picture of the same name beside it is used"
     if suffix in RAW_SUFFIXES and suffix not in readable:
@@ -124,19 +127,23 @@ def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Man
     how many files are done, of how many, and what they are. Raises ValueError, which says why, where fewer
     than three photos can be used.
     """
+    if as_utf8(str(store.source)) != str(store.source):
+        raise ValueError(f"the path {store.source} is no text in UTF-8: rename it, or move the photos")
     sources = find_sources(store.source)
     before = store.manifest()
     known = {} if before is None else {photo.source: photo for photo in before.photos}
     masks = None if sources.masks is None else ImageFolder(sources.masks)
+    names = _store_names(sources)
     photos: list[InputPhoto] = [
         _stamped(path, sources.root, left_out=reason) for path, reason in sources.not_read
     ]
     for number, path in enumerate(sources.photos):
         announce(number, len(sources), "photos")
-        photos.append(_photo(path, sources.root, store, masks, known))
+        photos.append(_photo(path, names[path], sources.root, store, masks, known))
     notes: list[str] = []
     for number, path in enumerate(sources.videos):
-        taken, note = _frames_of(path, sources.root, store, before, frames, _share(announce, number, sources))
+        told = _share(announce, number, sources)
+        taken, note = _frames_of(path, names[path], sources.root, store, before, frames, told)
         photos += taken
         notes += note
     photos = _without_duplicates(sorted(photos, key=lambda photo: photo.name), sources.root)
@@ -167,12 +174,32 @@ def changes(store: PoseStore) -> str | None:
 
 
 def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
+    return as_utf8(path.relative_to(root).as_posix())
 
 
-def _store_name(relative: str) -> str:
-    """Return under which name a file stands in the store: COLMAP's lists of pairs part names at spaces."""
-    return "_".join(relative.split())
+def _store_names(sources: Sources) -> dict[Path, str]:
+    """Return under which name each file stands in the store, no two under one.
+
+    COLMAP's lists of pairs part names at spaces. Where that makes two names one, the file that has it from
+    the start keeps it.
+    """
+    names: dict[Path, str] = {}
+    taken: set[str] = set()
+
+    def is_renamed(path: Path) -> bool:
+        name = _relative(path, sources.root)
+        return "_".join(name.split()) != name
+
+    for path in sorted((*sources.photos, *sources.videos), key=is_renamed):
+        wanted = PurePosixPath("_".join(_relative(path, sources.root).split()))
+        added = ".jpg" if path.suffix.lower() in CONVERTED_SUFFIXES else ""
+        names[path] = f"{wanted}{added}"
+        for number in itertools.count(2):
+            if names[path] not in taken:
+                break
+            names[path] = f"{wanted.with_stem(f'{wanted.stem}-{number}')}{added}"
+        taken.add(names[path])
+    return names
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -188,19 +215,25 @@ def _stamped(path: Path, root: Path, **values: object) -> InputPhoto:
 
 
 def _photo(
-    path: Path, root: Path, store: PoseStore, masks: ImageFolder | None, known: Mapping[str, InputPhoto]
+    path: Path,
+    name: str,
+    root: Path,
+    store: PoseStore,
+    masks: ImageFolder | None,
+    known: Mapping[str, InputPhoto],
 ) -> InputPhoto:
-    """Return what is known of a photo, and bring its picture and mask into the store."""
+    """Return what is known of a photo, and bring its picture and mask into the store under a name."""
     converted = path.suffix.lower() in CONVERTED_SUFFIXES
-    name = _store_name(_relative(path, root)) + (".jpg" if converted else "")
     mask = find_mask(masks, _relative(path, root))
     if mask is not None:
         _link(mask, store.masks / f"{name}.png")
     before, picture = known.get(_relative(path, root)), store.images / name
     same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
-    if before is not None and same and (before.left_out or picture.exists()):
+    # One that was left out beside an equal one has no picture here, and may be the only one by now.
+    refused = before is not None and before.left_out and not before.left_out.startswith(SAME)
+    if before is not None and same and (refused or (before.name == name and picture.exists())):
         kept = msgspec.structs.replace(before, masked=mask is not None)
-        return msgspec.structs.replace(kept, left_out="") if kept.left_out.startswith(SAME) else kept
+        return kept if refused else msgspec.structs.replace(kept, left_out="")
     try:
         facts = _measured(path, picture if converted else None)
     except ValueError as error:
@@ -220,8 +253,9 @@ def _reason(error: ValueError, path: Path) -> str:
 
 def _measured(path: Path, converted: Path | None) -> dict[str, object]:
     """Return what a picture's file tells of it, for InputPhoto; ValueError where it is none or damaged."""
+    turned = 1
     if converted is not None:
-        _convert(path, converted)
+        turned = _convert(path, converted)
         path = converted
     header = picture_header(path)  # says what is wrong with a file, and how large it may be
     try:
@@ -245,13 +279,14 @@ def _measured(path: Path, converted: Path | None) -> dict[str, object]:
     told += [_text(details.get(FOCAL_LENGTH)), _text(details.get(FOCAL_35))]
     # Where no file tells the camera, photos of one folder and one size are taken by the same one.
     camera = " ".join(filter(None, told)) if any(told[:2]) else f"in {path.parent.name}"
+    gravity = gravity_in(details)
     return {
         "width": header.width,
         "height": header.height,
         "orientation": header.orientation,
         "camera": f"{camera} {header.width} x {header.height}",
         "sharpness": sharpness,
-        "gravity": gravity_in(details),
+        "gravity": gravity and turned_upright(gravity, turned),
     }
 
 
@@ -259,24 +294,30 @@ def _text(value: object) -> str:
     return "" if value is None else str(value).strip("\0 ")
 
 
-def _convert(path: Path, target: Path) -> None:
-    """Write a HEIC or raw file as JPEG, upright, with its EXIF; ValueError where it cannot be decoded."""
+def _convert(path: Path, target: Path) -> int:
+    """Write a HEIC, AVIF or raw file as JPEG, upright, with its EXIF; ValueError where it cannot be decoded.
+
+    Return the EXIF orientation by which its pixels were turned: what else the file tells is of before.
+    """
     if path.suffix.lower() in RAW_SUFFIXES:
         develop(path, target)
-        return
+        return 1
     from pillow_heif import register_heif_opener
 
     register_heif_opener()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with Image.open(path) as image:
-            # The decoder has turned it already.
             exif = image.getexif()
-            exif[0x0112] = 1
-            image.convert("RGB").save(target, quality=95, subsampling=0, exif=exif)
+            # The decoder of HEIC has turned it already, and says so; that of AVIF leaves it as it is.
+            orientation = image.info.get("original_orientation") or exif.get(EXIF_ORIENTATION, 1)
+            upright = ImageOps.exif_transpose(image)
+            exif[EXIF_ORIENTATION] = 1
+            upright.convert("RGB").save(target, quality=95, subsampling=0, exif=exif)
     except (OSError, SyntaxError, ValueError, RuntimeError) as error:
         target.unlink(missing_ok=True)
         raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _link(path: Path, place: Path) -> None:
@@ -301,20 +342,24 @@ def _share(announce: Announce, number: int, sources: Sources) -> Callable[[float
 
 def _frames_of(
     path: Path,
+    place: str,
     root: Path,
     store: PoseStore,
     before: Manifest | None,
     frames: int | None,
     announce: Callable[[float], None],
 ) -> tuple[list[InputPhoto], list[str]]:
-    """Return the frames of a video that are used, and notes; those of before where nothing has changed."""
+    """Return the frames of a video that are used, and notes; those of before where nothing has changed.
+
+    They stand in the store's folder `place`.
+    """
     name = _relative(path, root)
     if before is not None and before.frames == frames:
         kept = [photo for photo in before.photos if photo.source == name]
         same = all((photo.num_bytes, photo.mtime_ns) == _stamp(path) for photo in kept)
+        same = same and all(photo.name.startswith(f"{place}/") for photo in kept)
         if kept and same and all((store.images / photo.name).exists() for photo in kept):
             return kept, [note for note in before.notes if note.startswith(name)]
-    place = _store_name(name)
     folder = store.images / place
     shutil.rmtree(folder, ignore_errors=True)
     try:

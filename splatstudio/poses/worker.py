@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from splatstudio.error_text import in_words
+from splatstudio.error_text import as_utf8, in_words
 from splatstudio.files.outputs import open_output
 from splatstudio.operating_system import end_with_parent, give_way, peak_memory
 from splatstudio.poses.records import Announce, Manifest, Refused, StageEnd, StageStep, write_record
@@ -45,7 +45,7 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
             assert manifest is not None, "the first stage has written it"
             _with_colmap(stage, store, manifest, announce)
     except (ValueError, OSError, MemoryError) as error:
-        os.write(lines, msgspec.json.encode(Refused(in_words(error))) + b"\n")
+        os.write(lines, msgspec.json.encode(Refused(as_utf8(in_words(error)))) + b"\n")
         sys.exit(2)
     os.write(lines, msgspec.json.encode(StageEnd(peak_memory())) + b"\n")
 

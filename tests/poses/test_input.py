@@ -112,6 +112,38 @@ def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: 
     assert not (store.images / "room_003.jpg").is_symlink(), "the link of what is gone is gone"
 
 
+def test_two_names_that_spaces_alone_tell_apart_stay_two(tmp_path: Path) -> None:
+    files = write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
+    for file, name in zip(files, ("a b.jpg", "a_b.jpg", "a  b.jpg", "c.jpg"), strict=True):
+        file.rename(tmp_path / name)
+    store, photos, _ = read(tmp_path)
+    assert photos["a_b.jpg"].name == "a_b.jpg", "whose name needs no change keeps it"
+    for name, photo in photos.items():
+        assert (store.images / photo.name).read_bytes() == (tmp_path / name).read_bytes()
+    assert len({photo.name for photo in photos.values()}) == 4
+    _, again, _ = read(tmp_path)
+    assert again == photos
+
+
+def test_an_equal_photo_takes_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
+    files = write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
+    double = shutil.copy2(files[0], tmp_path / "z.jpg")
+    _, photos, _ = read(tmp_path)
+    assert photos["z.jpg"].left_out == "the same file as room_000.jpg"
+    files[0].unlink()
+    store, photos, _ = read(tmp_path)
+    assert not photos["z.jpg"].left_out
+    assert (store.images / "z.jpg").read_bytes() == Path(double).read_bytes()
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    files = write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
+    os.rename(files[3], os.fsencode(tmp_path) + b"/tabl\xe9.jpg")
+    _, photos, _ = read(tmp_path)
+    assert photos["tabl\\xe9.jpg"].left_out == "its name is no text in UTF-8: rename it"
+    assert sum(not photo.left_out for photo in photos.values()) == 3
+
+
 def test_which_folders_lack_poses(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_photos(photos / "day 1", table_with_boxes(), ring(20)[:1])

@@ -12,9 +12,12 @@ from PIL.TiffImagePlugin import IFDRational
 from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.poses.estimate import estimate_poses
-from splatstudio.poses.gravity import gravity_in
+from splatstudio.poses.gravity import gravity_in, turned_upright
+from splatstudio.poses.input import manifest_of
+from splatstudio.poses.store import PoseStore
 from splatstudio.scene.colmap import read_model
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.photo import oriented
 
 METERS = 40.0  # of a unit in the drawn room
 NUM = 6
@@ -39,6 +42,41 @@ def test_gravity_is_read_in_the_axes_of_the_picture() -> None:
     assert gravity_in({37500: maker_note(0.5, 0.5, 0.9)}) is None, "shaken"
     assert gravity_in({37500: maker_note(0, -1, 0), 0xA434: "front camera 2.7mm"}) is None
     assert gravity_in({}) is None and gravity_in({37500: b"Nikon\0"}) is None
+
+
+TURNS = {6: 90, 3: 180, 8: 270}  # how a phone has stored what an EXIF orientation turns upright, degrees
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("suffix", [".heic", ".avif"])
+def test_gravity_turns_with_a_converted_picture(tmp_path: Path, orientation: int, suffix: str) -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    upright = Image.fromarray(np.repeat(np.linspace(250, 10, 480).astype(np.uint8), 640).reshape(480, 640))
+    stored = upright.convert("RGB").rotate(TURNS[orientation], expand=True)
+    exif = Image.Exif()
+    exif[274] = orientation
+    # Where the sky is is up in the stored picture; in the device's axes y is to the left, x to the top.
+    down = {6: (0, -1, 0), 3: (1, 0, 0), 8: (0, 1, 0)}[orientation]
+    exif.get_ifd(0x8769)[37500] = maker_note(*down)
+    for number in range(3):
+        stored.rotate(0.1 * number).save(tmp_path / f"{number}{suffix}", exif=exif.tobytes(), quality=90)
+    store = PoseStore(tmp_path)
+    for photo in manifest_of(store, None, lambda *_: None).photos:
+        assert (photo.width, photo.height, photo.orientation) == (640, 480, 1)
+        assert photo.gravity == pytest.approx((0, 1, 0), abs=1e-6)
+        with Image.open(store.images / photo.name) as image:
+            gray = np.asarray(image.convert("L"), np.float64)
+        assert gray[:50].mean() > 200 and gray[-50:].mean() < 60, "the sky is above"
+
+
+def test_vectors_turn_as_pictures_do() -> None:
+    place = np.zeros((3, 3), np.uint8)
+    for x, y in ((1, 0), (0, 1), (-1, 0)):
+        place[:] = 0
+        place[1 + y, 1 + x] = 1
+        for orientation in range(1, 9):
+            (row, column), *_ = np.argwhere(oriented(place, orientation))
+            assert turned_upright((x, y, 0.5), orientation) == (column - 1, row - 1, 0.5)
 
 
 def parts(degrees: float) -> tuple[IFDRational, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
@@ -45,6 +46,14 @@ def first_of(names: Sequence[str], most: int) -> str:
     """Return `most` names at most, the first, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def as_utf8(text: str) -> str:
+    """Return `text` with what UTF-8 cannot hold written out, as \\xe9: names of files need be no text."""
+    try:
+        return os.fsencode(text).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a letter of JSON
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def printable(text: str, limit: int = 2000) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import as_utf8
 from splatstudio.files.inputs import read_input
 from splatstudio.files.kinds import refuse_pointer
 from splatstudio.scene.kept_frame import KeptFrame
@@ -54,7 +55,10 @@ class Capture:
 
 
 class ImageFolder:
-    """The picture files of one folder (`deep`: and below), found by name whatever their ending and case."""
+    """The picture files of one folder (`deep`: and below), found by name whatever their ending and case.
+
+    Bytes of a name that are no UTF-8 are written out, here and where poses are read: names travel as text.
+    """
 
     def __init__(self, folder: Path, *, deep: bool = True):
         self.folder = folder
@@ -66,7 +70,7 @@ class ImageFolder:
                     below.clear()
                 for name in sorted(names):
                     path = Path(root, name)
-                    relative = path.relative_to(folder).as_posix()
+                    relative = as_utf8(path.relative_to(folder).as_posix())
                     self._by_name[relative] = path
                     if path.suffix.lower() in IMAGE_SUFFIXES:
                         self._by_stem.setdefault(_stem(relative), []).append(path)

@@ -109,7 +109,7 @@ def read_images(path: Path) -> list[ColmapImage]:
         end = cursor.data.find(b"\0", cursor.position, cursor.position + MAX_NAME_BYTES)
         if end < 0:
             raise cursor.damaged("its name has no end")
-        name = os.fsdecode(cursor.data[cursor.position : end])
+        name = cursor.data[cursor.position : end].decode("utf-8", "backslashreplace")
         cursor.position = end + 1
         num_points2d = cursor.count(24, "observations")
         cursor.position += num_points2d * 24
@@ -134,7 +134,7 @@ def read_observed_points(path: Path) -> dict[str, np.ndarray]:
         end = cursor.data.find(b"\0", cursor.position, cursor.position + MAX_NAME_BYTES)
         if end < 0:
             raise cursor.damaged("its name has no end")
-        name = os.fsdecode(cursor.data[cursor.position : end])
+        name = cursor.data[cursor.position : end].decode("utf-8", "backslashreplace")
         cursor.position = end + 1
         num = cursor.count(layout.itemsize, "observations")
         ids = np.frombuffer(cursor.data, layout, num, cursor.position)["point"].copy()

@@ -6,6 +6,7 @@ another machine is never unpickled or run: a value is of the type that was asked
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union
@@ -15,6 +16,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import MAX_SIZE
+from splatstudio.error_text import as_utf8
 from splatstudio.runtime.messages import Command, Event, JobCommand, RankCommand
 
 LONGEST = 200  # letters of what is wrong with a message, which may repeat much of it
@@ -25,7 +27,12 @@ T = TypeVar("T")
 
 def encode(message: object) -> bytes:
     """Return a message as bytes."""
-    return _ENCODER.encode(message)
+    try:
+        return _ENCODER.encode(message)
+    except UnicodeEncodeError:  # a text with the name of a file that is none
+        return _ENCODER.encode(
+            _as_utf8(msgspec.to_builtins(message, builtin_types=(bytes,), enc_hook=_encoded))
+        )
 
 
 def decode(data: bytes | memoryview, kind: type[T]) -> T:
@@ -41,7 +48,7 @@ def decode(data: bytes | memoryview, kind: type[T]) -> T:
 
 def encode_order(command: Command, number: int = 0) -> bytes:
     """Return a command on its way to rank 0; one with a `number` above 0 is answered with Receipts."""
-    return _ENCODER.encode((number, command))
+    return encode((number, command))
 
 
 def decode_order(data: bytes) -> tuple[int, Command]:
@@ -75,17 +82,26 @@ def _encoded(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Path):
-        return str(value)
+        text = str(value)
+        return text if text.isascii() or as_utf8(text) == text else os.fsencode(value)
     raise NotImplementedError(f"{type(value)} has no plain form")
+
+
+def _as_utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return as_utf8(value)
+    if isinstance(value, dict):
+        return {_as_utf8(key): _as_utf8(item) for key, item in value.items()}
+    return [_as_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _decoded(kind: type, value: Any) -> Any:
     if kind is np.ndarray:
         return _matrix(value)
     if kind is Path:
-        if not isinstance(value, str) or not value or "\0" in value:
+        if not isinstance(value, (str, bytes)) or not value or "\0" in (text := os.fsdecode(value)):
             raise ValueError("this is no path")
-        return Path(value)
+        return Path(text)
     raise NotImplementedError(f"{kind} has no plain form")
 
 

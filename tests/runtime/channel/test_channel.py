@@ -95,6 +95,15 @@ def test_what_is_no_message_is_a_value_error(data: bytes) -> None:
         decode(data, messages.Command)
 
 
+def test_names_of_files_that_are_no_text_come_through() -> None:
+    name = os.fsdecode(b"tabl\xe9.jpg")
+    errors = decode(encode(messages.PhotoErrors(1, ((name, 20.0),))), messages.Event)
+    assert errors == messages.PhotoErrors(1, (("tabl\\xe9.jpg", 20.0),))
+    half_a_letter = messages.Warned("a \ud83d")
+    assert decode(encode(half_a_letter), messages.Event) == messages.Warned("a \\ud83d")
+    assert decode(encode(Path(name)), Path) == Path(name), "a path is still that of the file"
+
+
 def test_an_outbox_never_blocks_and_keeps_the_newest_of_a_key() -> None:
     ours, theirs = Pipe()
     outbox: Outbox[Any] = Outbox(ours.send, "test")

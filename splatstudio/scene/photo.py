@@ -12,11 +12,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
 from splatstudio.scene.lens import Lens, faces, undistortion_maps
+from splatstudio.scene.tiff import as_stored, has_premultiplied_colors
 
 LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
 PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
@@ -39,6 +41,9 @@ class Photo:
         return sum(a.nbytes for a in (self.rgb, self.mask, self.alpha) if a is not None)
 
 
+# Marker bytes of JPEG; in a scan zeros and the numbers of restarts follow what is none.
+JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]", re.DOTALL)
+END_OF_IMAGE, TEMPORARY = 0xD9, 0x01
 PNG = b"\x89PNG\r\n\x1a\n"  # how one begins; blocks with their lengths follow
 
 
@@ -72,6 +77,8 @@ def picture_header(path: Path) -> PictureHeader:
             with open_input(path) as file, Image.open(file) as image:
                 orientation = _exif(image).get(EXIF_ORIENTATION, 1)
                 width, height = image.size
+                if isinstance(image, TiffImageFile):  # whose size Pillow turns already
+                    width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
     except Image.DecompressionBombError as error:
         found = re.search(r"\((\d+) pixels", str(error))
         size = f"{int(found[1]) / 1e6:,.0f} megapixels" if found else "too many pixels"
@@ -109,7 +116,10 @@ def read_photo(view: View) -> Photo:
     if view.lens.distorted:
         face = next(face for face in faces(view.lens) if face.name == view.face)
         map_x, map_y, inside = undistortion_maps(face, view.lens)
-        border = cv2.BORDER_WRAP if view.lens.kind == "equirectangular" else cv2.BORDER_REPLICATE
+        border = cv2.BORDER_REPLICATE
+        if view.lens.kind == "equirectangular":
+            # Only the sides meet: above the zenith is no ground.
+            border, map_y = cv2.BORDER_WRAP, map_y.clip(0, height - 1)
         image = cv2.remap(image, map_x, map_y, cv2.INTER_LINEAR, borderMode=border)
         if mask is not None:
             whole = mask.astype(np.uint8) * 255
@@ -157,6 +167,7 @@ def decode(path: Path) -> np.ndarray:
     data = read_file(path, "the photo")
     if is_cut_off(data):
         raise ValueError(f"the photo {path} is cut off: the end of the file is missing; copy it again")
+    premultiplied, data = has_premultiplied_colors(data), as_stored(data)
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
     except cv2.error:
@@ -173,7 +184,14 @@ def decode(path: Path) -> np.ndarray:
         return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
     if pixels.shape[2] == 2:
         return pixels[..., [0, 0, 0, 1]]
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
+    pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
+    return _divided_by_alpha(pixels) if premultiplied and pixels.shape[2] == 4 else pixels
+
+
+def _divided_by_alpha(pixels: np.ndarray) -> np.ndarray:
+    color, alpha = pixels[..., :3].astype(np.float32), pixels[..., 3:]
+    straight = np.rint(color * 255.0 / np.maximum(alpha, 1)).clip(0, 255).astype(np.uint8)
+    return np.concatenate([straight, alpha], axis=2)
 
 
 def _decoded_by_pillow(data: bytes) -> np.ndarray | None:
@@ -256,8 +274,7 @@ def _exif(image: Image.Image) -> Image.Exif:
 def is_cut_off(data: bytes) -> bool:
     """Return whether a JPEG or PNG file lacks its end; decoders fill the missing part with gray silently."""
     if data.startswith(b"\xff\xd8"):
-        # Marker bytes cannot occur inside the scan, and a thumbnail's end comes before the last scan starts.
-        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+        return not _jpeg_ends(data)
     place = len(PNG) if data.startswith(PNG) else len(data)
     while place < len(data):
         # A length that leads out of the file has OpenCV ask for as much memory, a gigabyte perhaps.
@@ -266,6 +283,22 @@ def is_cut_off(data: bytes) -> bool:
         if kind == b"IEND":
             return place > len(data)
     return data.startswith(PNG)
+
+
+def _jpeg_ends(data: bytes) -> bool:
+    """Return whether a JPEG file has the end of its first picture; a video may follow, of a phone's.
+
+    Source: ITU-T T.81, annex B. Segments, which hold the thumbnail's markers, are passed by their lengths.
+    """
+    found = JPEG_MARKER.search(data, 2)
+    while found is not None:
+        kind, place = found[0][-1], found.end()
+        if kind == END_OF_IMAGE:
+            return True
+        if kind != TEMPORARY:
+            place += int.from_bytes(data[place : place + 2], "big")
+        found = JPEG_MARKER.search(data, place)
+    return False
 
 
 def _channels(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

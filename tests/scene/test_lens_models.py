@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from scene_builder import tiny_scene, write_colmap, write_picture
 
+from splatstudio.cameras.camera import Camera
+from splatstudio.scene.capture import View
 from splatstudio.scene.colmap_model import MODELS_BY_NAME, colmap_lens
-from splatstudio.scene.lens import Lens, distort, pinhole, pinhole_radius, undistort
+from splatstudio.scene.lens import Lens, distort, faces, pinhole, pinhole_radius, undistort
 from splatstudio.scene.lens_models import project
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.photo import read_photo
 
 KNOWN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/lens_models.json").read_text())
 RAYS = np.array(KNOWN["rays"])
@@ -53,6 +56,20 @@ def test_a_panorama_shows_all_directions_where_colmap_s_does() -> None:
     plane = project(lens.kind, lens.distortion, np.array(KNOWN["panorama"]["rays"]))
     pixels = plane * [lens.fx, lens.fy] + [lens.cx, lens.cy]
     assert np.abs(pixels - np.array(KNOWN["panorama"]["pixels"])).max() < TOLERANCE
+
+
+def test_no_ground_shows_above_the_zenith_of_a_panorama(tmp_path: Path) -> None:
+    lens = colmap_lens(MODELS_BY_NAME["EQUIRECTANGULAR"], (256, 128), [256.0, 128.0], "a camera")
+    half = np.zeros((128, 256, 3), np.uint8)
+    half[64:] = 255
+    path = tmp_path / "a.png"
+    write_picture(path, half)
+    shown = {}
+    for face in faces(lens):
+        camera = Camera(np.eye(4), face.lens.K, face.lens.width, face.lens.height)
+        shown[face.name] = read_photo(View("a.png", camera, path, lens, face=face.name)).rgb
+    darkest, brightest = ({view.max() for view in shown.values()}, {view.min() for view in shown.values()})
+    assert 0 in darkest and 255 in brightest, "one view is all sky, and one all ground"
 
 
 @pytest.mark.parametrize("name", SHOWN)

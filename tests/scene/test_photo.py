@@ -317,6 +317,56 @@ def test_jpeg_with_a_thumbnail_is_whole(tmp_path):
         load_scene(tmp_path).photo(0)
 
 
+def test_a_photo_with_a_video_behind_it_is_whole(tmp_path):
+    """Phones write a video behind the picture, in which any two bytes occur."""
+    whole = cv2.imencode(".jpg", picture(tiny_scene(1), 0)[..., 2::-1])[1].tobytes()
+    path = tmp_path / "PXL.MP.jpg"
+    for seed in range(10):
+        video = b"\0\0\0\x18ftypmp42" + np.random.default_rng(seed).bytes(200_000) + b"\xff\xda"
+        path.write_bytes(whole + video)
+        assert decode(path).shape == (32, 48, 3)
+    path.write_bytes(whole[:-60])
+    with pytest.raises(ValueError, match="cut off"):
+        decode(path)
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("orientation", [1, 2, 3, 4, 6, 8])
+def test_tiff_is_decoded_as_it_is_stored(tmp_path, orientation, big):
+    rgb = picture(tiny_scene(1), 0)[..., :3]
+    path = tmp_path / "a.tif"
+    Image.fromarray(rgb).save(path, tiffinfo={274: orientation}, big_tiff=big)
+    np.testing.assert_array_equal(decode(path), rgb)
+    assert picture_header(path) == PictureHeader(48, 32, orientation)
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+def test_colors_of_a_tiff_are_multiplied_by_alpha_at_most_as_they_are_stored(tmp_path, order):
+    straight = np.full((8, 8, 4), (50, 100, 76, 130), np.uint8)
+    stored = straight.copy()
+    stored[..., :3] = np.rint(straight[..., :3] * (130 / 255))
+    for samples, pixels in ((2, straight), (1, stored)):
+        tags = [(256, 8), (257, 8), (258, 8), (259, 1), (262, 2), (273, 200), (277, 4), (278, 8), (279, 256)]
+        sign = "<" if order == "II" else ">"
+        head = order.encode() + struct.pack(f"{sign}HIH", 42, 8, len(tags) + 1)
+        body = b"".join(
+            struct.pack(f"{sign}HHIHH", tag, 3, 1, value, 0) for tag, value in [*tags, (338, samples)]
+        )
+        path = tmp_path / "a.tif"
+        path.write_bytes((head + body + bytes(4)).ljust(200, b"\0") + pixels.tobytes())
+        assert np.abs(decode(path).astype(int) - straight).max() <= 1, samples
+
+
+def test_a_tiff_that_is_cut_off_in_its_tags_is_told(tmp_path):
+    path = tmp_path / "a.tif"
+    Image.new("RGB", (16, 16)).save(path)
+    whole = path.read_bytes()
+    for end in (3, 7, 9, 12, len(whole) - 3):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"a\.tif cannot be decoded"):
+            decode(path)
+
+
 def test_a_png_with_a_length_that_leads_out_of_it_is_cut_off(tmp_path):
     """OpenCV takes as much memory as such a length says before it looks: a gigabyte for a kilobyte."""
     write_colmap(tmp_path, tiny_scene(1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import lzma
+import os
 import shutil
 import tarfile
 import tempfile
@@ -22,7 +24,8 @@ from splatstudio.scene.capture import IMAGE_SUFFIXES
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-STAMP = ".unpacked"  # in the folder, with the size and the time of the archive that it was made of
+STAMP = ".unpacked"  # in the folder, with size, time and content of the archive that it was made of
+MADE = (STORE, "runs")  # folders of what is made of the photos, not of what is in the archive
 MOST_FILES = 200_000
 MOST_HEADER_BYTES = 1 << 20  # of a tar's long names, which are read into memory
 MIN_FREE_BYTES = 2 << 30  # what is left of the disk
@@ -69,7 +72,8 @@ def is_archive(path: Path) -> bool:
 def unpacked(path: Path) -> Path:
     """Return the folder in which the archive `path` is unpacked; unpack it where that is not done yet.
 
-    It lies in `.splatstudio` beside the archive and is complete or not there. Links are left out. Raises
+    It lies in `.splatstudio` beside the archive and is complete or not there. Of an archive that has changed
+    it is made anew, but for the poses and runs that have been made in it. Links are left out. Raises
     ValueError, with one sentence, for a damaged archive, one without photos, a file that would lie
     outside, and where it needs more than the disk has free; then nothing is left behind.
     """
@@ -77,14 +81,20 @@ def unpacked(path: Path) -> Path:
     try:
         status = path.stat()
         stamp = f"{status.st_size} {status.st_mtime_ns}"
-        if _stamp_of(folder) == stamp:
+        known, known_content = _stamp_of(folder)
+        if known == stamp:
+            return folder
+        content = _content_of(path)
+        if known_content == content:  # copied, or touched
+            (folder / STAMP).write_text(f"{stamp}\n{content}")
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
         try:
             _unpack(path, partial)
-            (partial / STAMP).write_text(stamp)
+            (partial / STAMP).write_text(f"{stamp}\n{content}")
             if folder.exists():  # of an earlier state of the archive
+                _take_over(folder, partial)
                 shutil.rmtree(folder)
             put_in_place(partial, folder)
         finally:
@@ -93,7 +103,7 @@ def unpacked(path: Path) -> Path:
         reason = first_line(error)[:200]
         raise ValueError(f"{path} is cut off or damaged ({reason}): copy or download it again") from error
     except OSError as error:
-        if _stamp_of(folder) == stamp:  # another process was faster
+        if _stamp_of(folder)[0] == stamp:  # another process was faster
             return folder
         place = error.filename or folder
         raise ValueError(
@@ -103,10 +113,30 @@ def unpacked(path: Path) -> Path:
     return folder
 
 
-def _stamp_of(folder: Path) -> str:
+def _stamp_of(folder: Path) -> tuple[str, str]:
+    """Return size and time of the archive that a folder is unpacked from, and its content; or empty texts."""
     with suppress(OSError):
-        return read_input(folder / STAMP).decode(errors="replace")
-    return ""
+        stamp, _, content = read_input(folder / STAMP).decode(errors="replace").partition("\n")
+        return stamp, content
+    return "", ""
+
+
+def _content_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _take_over(earlier: Path, folder: Path) -> None:
+    """Move what was made beside the photos, for hours perhaps, to those that take their place."""
+    for root, below, _ in os.walk(earlier):
+        place = folder / Path(root).relative_to(earlier)
+        made = [name for name in below if name in MADE and place.is_dir() and not (place / name).exists()]
+        for name in made:
+            put_in_place(Path(root, name), place / name)
+        below[:] = [name for name in below if name not in MADE]
 
 
 def _unpack(path: Path, folder: Path) -> None:

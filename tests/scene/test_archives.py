@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -47,6 +48,25 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     return info
+
+
+def test_poses_of_photos_in_an_archive_outlive_what_becomes_of_it(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"photos/a.png": b"1", "photos/b.png": b"2"})
+    poses = unpacked(path) / "photos/.splatstudio/poses/database.db"
+    run = unpacked(path) / "photos/runs/a/run.json"
+    for made in (poses, run):
+        made.parent.mkdir(parents=True)
+        made.write_text("hours of work")
+    os.utime(path, ns=(0, 0))
+    folder = unpacked(path)
+    (folder / "photos/a.png").write_bytes(b"not unpacked again")
+    assert (unpacked(path) / "photos/a.png").read_bytes() == b"not unpacked again"
+    assert poses.read_text() == run.read_text() == "hours of work", "copied: the same content"
+
+    zipped(path, {"photos/a.png": b"1", "photos/c.png": b"3"})
+    assert {file.name for file in (unpacked(path) / "photos").glob("*.png")} == {"a.png", "c.png"}
+    assert (folder / "photos/a.png").read_bytes() == b"1"
+    assert poses.read_text() == run.read_text() == "hours of work", "another content"
 
 
 @pytest.mark.parametrize("ending", [".zip", *MODES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,16 @@ def train(
 ) -> Model:
     """Train a model of `scene` and return it; `settings` are fields of TrainConfig, as steps=2000.
 
-    Dotted settings are written with two underscores: optim__means_lr=1e-4. `preset` names a set of settings,
-    of which `settings` and what `config` has changed win. With `run_dir` the run keeps
-    checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is called after each
-    step. Raises ValueError for a scene or a setting that cannot be used.
+    Settings of a group are a dict, optim={"means_lr": 1e-4}, a config object, or written with two
+    underscores, optim__means_lr=1e-4. Those by which a Scene was loaded (downscale, test_every, ...) stay.
+    `preset` names a set of settings, of which `settings` and what `config` has changed win. With `run_dir`
+    the run keeps checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is
+    called after each step. Raises ValueError for a scene or a setting that cannot be used.
     """
-    config = _chosen(config or TrainConfig(), preset, settings)
-    if not isinstance(scene, Scene):
+    config = _chosen(config or TrainConfig(), preset, _dotted(settings))
+    if isinstance(scene, Scene):
+        config = _as_loaded(config, scene)
+    else:
         scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
     try:
@@ -100,15 +103,46 @@ def mesh(
     return mesh_of_task(task, on_progress).report
 
 
+def _dotted(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of single settings by their dotted names."""
+    dotted: dict[str, object] = {}
+    for given, value in settings.items():
+        name = given.replace("__", ".")
+        if is_dataclass(value) and not isinstance(value, type):
+            value = {field.name: getattr(value, field.name) for field in fields(value)}
+        if isinstance(value, Mapping):
+            dotted |= _dotted({f"{name}.{inner}": each for inner, each in value.items()})
+        else:
+            dotted[name] = value
+    return dotted
+
+
 def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[str, object]) -> TrainConfig:
     for name, value in settings.items():
-        config = changed(config, name.replace("__", "."), value)
+        config = changed(config, name, value)
     if preset is None:
         return config
     if preset not in PRESETS:
         raise ValueError(f"there is no preset {preset!r}: it is one of {', '.join(PRESETS)}")
-    given = {name.replace("__", ".") for name in settings}
-    return PRESETS[preset].apply(config, given.union(differing(config, TrainConfig())))
+    return PRESETS[preset].apply(config, {*settings, *differing(config, TrainConfig())})
+
+
+def _as_loaded(config: TrainConfig, scene: Scene) -> TrainConfig:
+    """Return the settings with those by which a scene was loaded; ValueError where they say something else.
+
+    What is kept of a run must say what it was trained on: it is resumed and evaluated by that.
+    """
+    usual = TrainConfig()
+    for name in ("downscale", "test_every", "test_images", "images", "model"):
+        loaded, asked = getattr(scene, name), getattr(config, name)
+        if asked not in (loaded, getattr(usual, name)):
+            raise ValueError(
+                f"the scene was loaded with {name}={loaded!r}, and the training is to have {name}={asked!r}:"
+                f" give it to load_scene ({'images_folder' if name == 'images' else name}=...), or train the"
+                " path of the scene"
+            )
+        config = changed(config, name, loaded)
+    return config
 
 
 def render(model: Model, camera: Camera) -> np.ndarray:

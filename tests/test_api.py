@@ -6,14 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import splatstudio as ss
 from splatstudio.files.run import Run
+from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.presets import PRESETS
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
@@ -51,12 +53,34 @@ def test_settings_are_named_and_checked(scene: Scene) -> None:
 
 
 def test_a_preset_is_named_and_what_is_given_beside_it_wins(scene: Scene, tmp_path: Path) -> None:
-    config = TrainConfig(test_every=4)
+    config = TrainConfig(seed=7)
     ss.train(scene, preset="preview", steps=1, sh_photos=0.0, config=config, run_dir=tmp_path / "run")
-    expected = PRESETS["preview"].apply(replace(config, steps=1), {"steps", "sh_photos"})
+    expected = PRESETS["preview"].apply(replace(config, steps=1, downscale=8), {"steps", "sh_photos"})
     assert Run.open(tmp_path / "run").config == expected
     with pytest.raises(ValueError, match="no preset 'slow': it is one of preview, default"):
         ss.train(scene, preset="slow")  # type: ignore[arg-type]
+
+
+def test_a_run_says_how_its_scene_was_loaded(tmp_path: Path) -> None:
+    names = [view.name for view in ss.load_scene(DEMO).views]
+    scene = ss.load_scene(DEMO, downscale=8, test_images=names[:2], images_folder="images")
+    ss.train(scene, steps=1, run_dir=tmp_path / "run")
+    kept = Run.open(tmp_path / "run").config
+    assert (kept.downscale, kept.test_images, kept.images) == (8, tuple(names[:2]), "images")
+    assert load_training_scene(DEMO, kept).test_indices == scene.test_indices
+    others: dict[str, Any] = {"downscale": 2, "test_every": 4, "test_images": (names[2],), "images": "other"}
+    for name, other in others.items():
+        with pytest.raises(ValueError, match=f"the scene was loaded with {name}="):
+            ss.train(scene, steps=1, **{name: other})
+
+
+def test_settings_of_a_group_are_given_together(scene: Scene, tmp_path: Path) -> None:
+    groups: dict[str, Any] = {"optim": OptimConfig(means_lr=1e-4), "densify": {"every": 50}}
+    ss.train(scene, steps=1, run_dir=tmp_path / "run", preset="fast", **groups)
+    kept = Run.open(tmp_path / "run").config
+    assert kept.optim == OptimConfig(means_lr=1e-4) and kept.densify.every == 50
+    with pytest.raises(ValueError, match=r"unknown setting 'densify\.often'"):
+        ss.train(scene, steps=1, densify={"often": 50})
 
 
 def test_a_run_folder_can_be_kept(scene: Scene, tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def load_scene(
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
-    return replace(scene, test_images=tuple(test_images), notes=(*notes, *scene.notes))
+    notes = (*notes, *scene.notes)
+    return replace(scene, test_images=tuple(test_images), images=images_folder or "", notes=notes)
 
 
 def _of_one_estimation(source: Path, read: Callable[[], tuple[Path, Capture]]) -> tuple[Path, Capture]:

@@ -36,6 +36,7 @@ class Scene:
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
     test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
     test_images: tuple[str, ...] = ()  # as the user named them
+    images: str = ""  # the folder of photos that the user named
     in_order: tuple[str, ...] = ()  # the photos as they came, where some have joined later
     downscale: int = 1  # by what the photos' sides are divided
     unposed: tuple[str, ...] = ()  # photos that lie there, have no pose and are not used

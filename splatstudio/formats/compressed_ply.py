@@ -56,14 +56,17 @@ def write_compressed_ply(path: Path | str, gaussians: Gaussians, *, antialiased:
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
-    num, num_rest = len(model), 3 * model.shN.shape[1]
+    # A byte has no zero: degrees that nobody has taught would take on a color in all splats.
+    num, num_rest = len(model), 3 * _used_coefficients(model)
     bounds = np.empty((-(-num // GROUP), 18), "<f4")
     packed = np.empty((num, 4), "<u4")
     rest = np.empty((num, num_rest), np.uint8)
     for rows, part in model.chunks():
-        codes = np.clip(part.shN * np.float32(128.0 / LARGEST_SH) + np.float32(128.0), 0, 255)
-        # Above zero a conversion rounds down.
-        rest[rows] = codes.astype(np.uint8).transpose(0, 2, 1).reshape(len(part), num_rest)
+        used = part.shN[:, : num_rest // 3].transpose(0, 2, 1).reshape(len(part), num_rest)
+        codes = np.clip(used * np.float32(128.0 / LARGEST_SH) + np.float32(128.0), 0, 255)
+        # Above zero a conversion rounds down. Zeros go to both sides in turns, for the same reason.
+        below = (used == 0) & ((np.arange(len(part))[:, None] + np.arange(num_rest)) % 2 == 0)
+        rest[rows] = codes.astype(np.uint8) - below
     order = morton_order(model.means)
     model, rest = model.without_shN(), rest[order]
     step = 256 * GROUP
@@ -74,6 +77,15 @@ def write_compressed_ply(path: Path | str, gaussians: Gaussians, *, antialiased:
         bounds[groups], packed[rows] = _packed(part)
     header = _header(num, num_rest, antialiased)
     write_file(path, b"".join([header, bounds.tobytes(), packed.tobytes(), rest.tobytes()]))
+
+
+def _used_coefficients(model: ModelArrays) -> int:
+    """Return the coefficients of SH up to the highest degree in which any Gaussian has one that is not 0."""
+    used = np.zeros(model.shN.shape[1], bool)
+    for _, part in model.chunks():
+        used |= (part.shN != 0).any(axis=(0, 2))
+    last = int(used.nonzero()[0].max()) + 1 if used.any() else 0
+    return min(number for number in NUM_SHN if number >= last)
 
 
 def _header(num: int, num_rest: int, antialiased: bool) -> bytes:

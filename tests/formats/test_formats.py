@@ -47,6 +47,21 @@ def test_there_and_back(tmp_path: Path, ending: str, degree: int, num: int) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("ending", [ending for ending in COMPACT if ending != ".splat"])
+def test_colors_that_nobody_has_taught_give_no_cast(tmp_path: Path, ending: str) -> None:
+    """Degrees that a short training has not reached are zeros, as are those of splats that came late."""
+    gaussians = model(4000, 3)
+    late = torch.arange(len(gaussians)) % 3 > 0
+    gaussians.shN[:, 3:] = 0.0
+    gaussians.shN[late] = 0.0
+    write_gaussians(tmp_path / f"a{ending}", gaussians)
+    back = read_splats(tmp_path / f"a{ending}").gaussians
+    assert not (back.shN[:, 3:].abs() > 1e-6).any()
+    nearest = torch.cdist(back.means, gaussians.means).argmin(1)  # the order is another
+    cast = back.shN[late[nearest], :3].mean(dim=0)
+    assert cast.abs().max() < 0.002
+
+
 @pytest.mark.parametrize("ending", COMPACT)
 def test_a_second_trip_loses_nothing_more(tmp_path: Path, ending: str) -> None:
     """What was read is written as the same numbers again, so that copies do not fade."""

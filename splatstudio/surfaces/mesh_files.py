@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import numpy as np
 from PIL import Image
 
 from splatstudio.files.durable import write_durably, write_parts_durably
+from splatstudio.operating_system import put_in_place
 from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
 from splatstudio.surfaces.mesh_options import TEXTURED_ENDINGS, files_beside
 
 MOST_BYTES = 2**32 - 1  # of a .glb
-FLOAT, UNSIGNED_INT, UNSIGNED_BYTE = 5126, 5125, 5121  # glTF's codes of component types
+FLOAT, UNSIGNED_INT, UNSIGNED_SHORT = 5126, 5125, 5123  # glTF's codes of component types
 VERTEX_BUFFER, INDEX_BUFFER = 34962, 34963
 LINEAR, LINEAR_MIPMAP_LINEAR = 9729, 9987  # its codes of filters
 UNLIT = "KHR_materials_unlit"
@@ -54,17 +56,20 @@ def write_mesh(path: Path, mesh: Mesh) -> None:
     if not mesh.num_triangles:
         raise ValueError(f"{path} is not written: the mesh has no triangles")
     beside = files_beside(path, textured=mesh.texture is not None)
+    # What an earlier mesh of this name needs stays until this one is there.
+    waiting = [file.with_name(f".tmp-{os.getpid()}-{file.name}") for file in beside]
     try:
         if mesh.texture is not None and beside:
-            material, picture = beside
-            write_durably(picture, _png(mesh.texture.picture))
-            lines = ["# splatstudio", "newmtl photos", "illum 0", "Kd 1 1 1", f"map_Kd {picture.name}"]
-            write_durably(material, ("\n".join(lines) + "\n").encode())
+            picture = beside[1].name
+            lines = ["# splatstudio", "newmtl photos", "illum 0", "Kd 1 1 1", f"map_Kd {picture}"]
+            write_durably(waiting[0], ("\n".join(lines) + "\n").encode())
+            write_durably(waiting[1], _png(mesh.texture.picture))
         write_parts_durably(path, WRITERS[path.suffix.lower()](path, mesh))
-    except BaseException:  # who cancels now wants none of them
-        for file in beside:
+        for made, file in zip(waiting, beside, strict=True):
+            put_in_place(made, file)
+    finally:
+        for file in waiting:
             file.unlink(missing_ok=True)
-        raise
 
 
 def _png(picture: np.ndarray) -> bytes:
@@ -123,8 +128,10 @@ def _glb_parts(mesh: Mesh, look: _Look) -> Iterator[bytes]:
     if mesh.texture is not None:
         columns += [("TEXCOORD_0", mesh.texture.flat.uv.numpy().astype("<f4"), FLOAT, "VEC2")]
     elif mesh.colors is not None:
-        linear = _bytes_of(_linear(mesh.colors.numpy()))
-        columns += [("COLOR_0", np.pad(linear, ((0, 0), (0, 1)), constant_values=255), UNSIGNED_BYTE, "VEC4")]
+        # In bytes the 32 darkest of a screen's 256 levels would be four.
+        linear = np.rint(_linear(mesh.colors.numpy().clip(0.0, 1.0)) * 65_535).astype("<u2")
+        opaque = np.pad(linear, ((0, 0), (0, 1)), constant_values=65_535)
+        columns += [("COLOR_0", opaque, UNSIGNED_SHORT, "VEC4")]
     columns += [("", faces.numpy().astype("<u4").reshape(-1, 1), UNSIGNED_INT, "SCALAR")]
     description = _description(columns, len(picture), look, mesh.name)
     content = sum(array.nbytes for _, array, _, _ in columns) + _padded(len(picture))
@@ -164,7 +171,7 @@ def _description(columns: list[_Column], picture_bytes: int, look: _Look, object
         accessor["count"] = len(array)
         if name == "POSITION":
             accessor |= {"min": array.min(axis=0).tolist(), "max": array.max(axis=0).tolist()}
-        if code == UNSIGNED_BYTE:
+        if code == UNSIGNED_SHORT:
             accessor["normalized"] = True
         accessors.append(accessor)
         offset += array.nbytes

@@ -169,8 +169,12 @@ class Session:
         evaluation, flat, problems, unsaved, stopped = None, None, [], None, None
         if stats.change is not None and stats.change.opacities_reset:
             self._watch.note_reset(stats.step)
+        rewritten = False
         try:
             rewritten = self._append_metrics(stats)
+        except (OSError, ValueError) as error:  # the model is saved all the same
+            problems.append(_problem(stats.step, error, self._well))
+        try:
             if self.finished:
                 self._take(wait=True)
                 unsaved = self._save_last()

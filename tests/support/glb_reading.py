@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-TYPES = {5126: "<f4", 5125: "<u4", 5121: "u1"}
+TYPES = {5126: "<f4", 5125: "<u4", 5123: "<u2", 5121: "u1"}
 WIDTHS = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
 
 

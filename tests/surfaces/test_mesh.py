@@ -188,10 +188,10 @@ def test_a_glb_keeps_to_the_rules_of_the_format(tmp_path: Path) -> None:
     points = np.frombuffer(content, "<f4", 3 * position["count"]).reshape(-1, 3)
     assert position["min"] == points.min(axis=0).tolist() and position["max"] == points.max(axis=0).tolist()
     start = told["bufferViews"][2]["byteOffset"]
-    colors = np.frombuffer(content, "u1", 4 * position["count"], start).reshape(-1, 4)
+    colors = np.frombuffer(content, "<u2", 4 * position["count"], start).reshape(-1, 4)
     screen = np.asarray(colored(BALL).colors)
     linear = np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
-    assert np.abs(colors[:, :3] / 255 - linear).max() < 0.003 and (colors[:, 3] == 255).all()
+    assert np.abs(colors[:, :3] / 65_535 - linear).max() < 1e-5 and (colors[:, 3] == 65_535).all()
     normals = told["bufferViews"][1]
     lengths = np.linalg.norm(
         np.frombuffer(content, "<f4", 3 * position["count"], normals["byteOffset"]).reshape(-1, 3), axis=1

@@ -27,7 +27,7 @@ def colored() -> Mesh:
 
 def read(glb: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return the vertices and colors, linear 0..1, of a .glb."""
-    return column(glb, "POSITION"), column(glb, "COLOR_0")[:, :3] / 255.0
+    return column(glb, "POSITION"), column(glb, "COLOR_0")[:, :3] / 65_535
 
 
 def test_it_lies_in_the_studio_and_has_its_colors(colored: Mesh) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +166,23 @@ def test_what_is_interrupted_leaves_no_file(
     with pytest.raises(KeyboardInterrupt):
         write_mesh(tmp_path / "ball.obj", ball)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mesh_that_fails_leaves_the_earlier_one_whole(
+    tmp_path: Path, ball: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from splatstudio.surfaces import mesh_files
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_mesh(tmp_path / "ball.obj", ball)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert before.keys() == {"ball.obj", "ball.mtl", "ball.png"}
+    monkeypatch.setattr(mesh_files, "write_parts_durably", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_mesh(tmp_path / "ball.obj", replace(ball, vertices=2.0 * ball.vertices))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_files_of_a_texture_are_told_before(tmp_path: Path) -> None:

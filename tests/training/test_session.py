@@ -63,6 +63,24 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
     assert session.save_if_needed() is None, "the last step was saved already"
 
 
+def test_metrics_that_cannot_be_written_cost_no_checkpoint_and_no_evaluation(
+    blob_scene: Scene, tmp_path: Path
+) -> None:
+    config = TrainConfig(steps=20, sh_degree=0, save_steps=(10,), eval_steps=(10,))
+    run = Run.create(tmp_path / "run", blob_scene.path, config)
+    trainer = Trainer(blob_scene, config)
+    session = Session(trainer, run)
+    (run.path / "metrics.jsonl").mkdir()
+    try:
+        advances = [session.advance() for _ in range(20)]
+    finally:
+        session.close()
+        trainer.close()
+    assert advances[9].problem is not None and "metrics.jsonl" in advances[9].problem
+    assert [step_of(path) for path in checkpoint_folders(run.path)] == [10, 20]
+    assert (run.path / "eval" / "step_00000010.json").exists()
+
+
 def test_the_metrics_name_the_photo_that_was_measured(session: Session) -> None:
     advances = [session.advance() for _ in range(6)]
     (row,) = [row for row in session.run.metrics().rows if "loss" in row]

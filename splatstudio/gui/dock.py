@@ -6,7 +6,6 @@ from __future__ import annotations
 import html
 import io
 import threading
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +18,11 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
+from splatstudio.gui.button_timing import Rest, SinglePress
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.server.viser_private import element_id
 from splatstudio.gui.state.project import LIMIT, Project
-from splatstudio.gui.state.status import Status
+from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
 from splatstudio.models.merging import place_of_merged, whole_of
@@ -42,7 +42,6 @@ from splatstudio.training.time_plan import (
 )
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
-REST_SECONDS = 1.0
 MERGE = "merge parts"  # the kind of the task that merges a part with the others
 
 # What becomes of the training while another model is in the view.
@@ -387,26 +386,6 @@ class HomeBar(Panel):
         self._asked = False
 
 
-class Rest:
-    """The time for which a button that has come by itself cannot be pressed yet: REST_SECONDS."""
-
-    def __init__(self, ended: Callable[[], object]):
-        """Call `ended` when the time is over, from another thread."""
-        self._ended = ended
-        self._until: float | None = None  # None: the button is not there
-
-    def is_over(self, there: bool) -> bool:
-        """Return whether the button, which is `there` or not now, has been there for so long."""
-        now = time.monotonic()
-        if there and self._until is None:
-            self._until = now + REST_SECONDS
-            timer = threading.Timer(REST_SECONDS, self._ended)
-            timer.daemon = True
-            timer.start()
-        self._until = self._until if there else None
-        return self._until is not None and now >= self._until
-
-
 class StatusPanel(Panel):
     """Name, state, figures, progress bar, and the buttons that steer the training."""
 
@@ -432,9 +411,8 @@ class StatusPanel(Panel):
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
-        new = self.button(
-            "New training", lambda _: controller.begin_new_run(), hint=begins, visible=can_train
-        )
+        self._single = SinglePress()
+        new = self.button("New training", lambda _: self._begin_new_run(), hint=begins, visible=can_train)
         # It comes when a training ends, where another button was, which somebody may be about to press.
         rest = Rest(lambda: page.changed(self))
         # Without a name beside them: it would read as a button, or as the state.
@@ -452,7 +430,7 @@ class StatusPanel(Panel):
         self.add(PlateauBar(page))
         if can_train:
             add = page.hotkeys.add
-            pause = add("P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training")
+            pause = add("P", "Pause or resume", lambda _: self._press(), "Or start the training")
             save = add("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
             self.keep(pause, disabled=lambda: not controller.choice().enabled)
             self.keep(save, disabled=lambda: not controller.can_order)
@@ -461,10 +439,25 @@ class StatusPanel(Panel):
         self._typed = self._typed or event.client is not None
 
     def _press(self) -> None:
-        if self.controller.can_train_more:
-            self.controller.train_more(self._more.value)
+        controller = self.controller
+        if not self._single.counts() or self._keeps_the_model(controller.status.state == "viewing"):
+            return
+        if controller.can_train_more:
+            controller.train_more(self._more.value)
         else:
-            self.controller.press_primary()
+            controller.press_primary()
+
+    def _begin_new_run(self) -> None:
+        if not self._keeps_the_model(self.controller.can_begin_new_run):
+            self.controller.begin_new_run()
+
+    def _keeps_the_model(self, would_go: bool) -> bool:
+        """Return whether the model in the view, which `would_go`, is worked with, and tell it."""
+        task = self.page.tasks.of_the_view if would_go else None
+        if task is not None:
+            goes_on = f"{task.doing} goes on with the model in the view"
+            self.page.notify(Notice("Not now", f"{goes_on}: wait for its end, or cancel it there first."))
+        return task is not None
 
     def look(self) -> None:
         """Look for the files beside a part."""

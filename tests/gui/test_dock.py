@@ -5,26 +5,31 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from blob_models import blobs
 from gui_parts import as_user
 
+from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
-from splatstudio.gui import app, dock
+from splatstudio.gui import app, button_timing, dock
 from splatstudio.gui.amounts import size
-from splatstudio.gui.dock import Rest, TimeBar, header_html, part_html, suggested_steps
+from splatstudio.gui.button_timing import PRESS_SECONDS, Rest, SinglePress
+from splatstudio.gui.dock import StatusPanel, TimeBar, header_html, part_html, suggested_steps
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.status import Status
+from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.theme import duration
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
+from splatstudio.runtime.messages import JobDone, RenderPath
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.training import memory_plan
@@ -55,12 +60,55 @@ def test_numbers_are_said_as_people_say_them() -> None:
 
 
 def test_a_button_that_comes_by_itself_cannot_be_pressed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dock, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(button_timing, "REST_SECONDS", 0.05)
     ended = threading.Event()
     rest = Rest(ended.set)
     assert not rest.is_over(there=False) and not rest.is_over(there=True)
     assert ended.wait(60) and rest.is_over(there=True)
     assert not rest.is_over(there=False) and not rest.is_over(there=True), "each time that it comes"
+
+
+def test_a_double_click_is_one_press() -> None:
+    times = iter((0.0, 0.01, 0.2, 0.2 + PRESS_SECONDS, 5.0))
+    single = SinglePress(lambda: next(times))
+    assert [single.counts() for _ in range(5)] == [True, False, False, True, True]
+
+
+def test_a_model_that_is_worked_with_is_not_put_away(
+    page: Page, notices: list[Notice], tmp_path: Path
+) -> None:
+    """Resume takes the process that renders a video of a model from the disk."""
+    pressed, controller = list[str](), cast(Any, page.controller)
+    controller.status = replace(controller.status, state="viewing")
+    controller.can_train_more, controller.can_begin_new_run = False, True
+    controller.press_primary = lambda: pressed.append("resume")
+    controller.begin_new_run = lambda: pressed.append("new")
+    panel = StatusPanel(page)
+    task = page.tasks.submit(RenderPath(CameraPath(()), tmp_path / "orbit.mp4"))
+    assert task is not None
+    panel._press()
+    panel._begin_new_run()
+    told = (
+        "Rendering orbit.mp4 goes on with the model in the view: wait for its end, or cancel it there first."
+    )
+    assert pressed == [] and notices == [Notice("Not now", told)] * 2
+    page.tasks.follow(JobDone(task.number, tmp_path / "orbit.mp4", 100))
+    time.sleep(PRESS_SECONDS)
+    panel._press()
+    panel._begin_new_run()
+    assert pressed == ["resume", "new"]
+
+
+def test_a_training_is_paused_while_it_renders(page: Page, tmp_path: Path) -> None:
+    pressed, controller = list[str](), cast(Any, page.controller)
+    controller.status = replace(controller.status, state="training")
+    controller.can_train_more = False
+    controller.press_primary = lambda: pressed.append("pause")
+    panel = StatusPanel(page)
+    page.tasks.submit(RenderPath(CameraPath(()), tmp_path / "orbit.mp4"))
+    panel._press()
+    panel._press()
+    assert pressed == ["pause"], "a double click is one press"
 
 
 @pytest.fixture

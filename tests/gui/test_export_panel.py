@@ -90,6 +90,17 @@ def test_the_ending_follows_the_chosen_format() -> None:
     assert with_ending("a/model.v2.ply", by_name["PLY"]) == "a/model.v2.ply"
 
 
+def test_an_ending_that_is_typed_chooses_the_format(page: Page, sent: list[Any], tmp_path: Path) -> None:
+    panel = ExportPanel(page)
+    panel._path.value = str(tmp_path / "x.spz")
+    panel._write()
+    assert sent[-1].path == tmp_path / "x.spz" and panel._format.value == "SPZ"
+    panel._path.value = str(tmp_path / "x.obj")
+    with pytest.raises(ValueError, match=r"x\.obj would be a mesh"):
+        panel._write()
+    assert len(sent) == 1
+
+
 @pytest.mark.parametrize("text", NAMELESS)
 def test_a_path_without_a_name_is_no_file_to_write(text: str) -> None:
     with pytest.raises(ValueError, match="names no file"):

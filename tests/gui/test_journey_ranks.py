@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.app import open_attached
+from splatstudio.gui.button_timing import PRESS_SECONDS
 from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.messages import PlateauReached
 from splatstudio.training.device_options import DeviceOptions
@@ -145,6 +147,7 @@ def test_a_training_elsewhere_is_watched_and_paused_in_its_page(
         screen.button("Pause").click()
         screen.wait(lambda: screen.text("state") == "Paused", "it pauses")
         step = screen.step
+        time.sleep(PRESS_SECONDS)
         screen.button("Resume").click()
         screen.wait(lambda: screen.step > step, "it goes on")
         assert screen.errors == []

@@ -16,6 +16,7 @@ from studio_page import CANVAS, PAGE_TEST, Screen, likeness, press_on_the_scene
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
+from splatstudio.gui.button_timing import PRESS_SECONDS
 from splatstudio.gui.tabs.log import LogPanel
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
@@ -66,8 +67,11 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     fail_and_resume(screen)
     screen.button("Pause").click()
     screen.wait(lambda: screen.text("state") == "Paused", "paused by the button")
-    screen.button("Resume").click()
+    time.sleep(PRESS_SECONDS)
+    screen.button("Resume").dblclick()
     screen.wait(lambda: screen.text("state") == "Training", "and resumed")
+    resumed = screen.step
+    screen.wait(lambda: screen.step > resumed + 5, "the second click is one with the first")
     screen.button("Stop").click()
     screen.wait(lambda: screen.text("state") == "Stopped", "stopped")
     saved = newest_checkpoint(run)

@@ -123,6 +123,13 @@ class TaskBoard:
         with self._lock:
             return next((status for status in self._tasks.values() if status.end is None), None)
 
+    @property
+    def of_the_view(self) -> TaskStatus | None:
+        """Return a task in progress that ends with the model in the view, None where there is none."""
+        with self._lock:
+            tasks = [task for task in self._tasks.values() if task.end is None and task.worker is None]
+        return next((task for task in tasks if not isinstance(task.kind, str)), None)
+
     def cancel(self, number: int) -> None:
         """Let a task end; what it was writing is removed."""
         status = self._change(number, cancelled=True)

@@ -19,6 +19,9 @@ from splatstudio.settings.setting import typed_output
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 
 
+MESH_ENDINGS = (".obj", ".stl")  # that no file of splats has
+
+
 class ExportPanel(Panel):
     """Where to write, the Export button, and the download of what was written."""
 
@@ -117,7 +120,13 @@ class ExportPanel(Panel):
             self._suggested = self._path.value
 
     def _write(self) -> None:
-        self._path.value = with_ending(self._path.value.strip(), self._chosen)
+        typed = self._path.value.strip()
+        if typed.lower().endswith(MESH_ENDINGS):
+            raise ValueError(f"{Path(typed).name} would be a mesh, and this writes splats: see Mesh below.")
+        asked = format_of(typed)
+        if asked is not None and asked.name in CHOICES:
+            self._format.value = asked.name  # the ending was typed after the format was chosen
+        self._path.value = with_ending(typed, self._chosen)
         scene, cameras, wishes = self.controller.project.scene, (), {}
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)

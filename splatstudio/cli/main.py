@@ -582,7 +582,7 @@ def _run_for_json(arguments: Sequence[str]) -> CommandResult:
 def _why_it_ended(error: BaseException, name: str) -> str:
     """Return a sentence on what ended a command without a result."""
     if isinstance(error, SystemExit):  # by tyro, which has told more
-        return f"the arguments are not complete: splatstudio {name} --help explains them"
+        return f"the arguments are incomplete or wrong: splatstudio {name} --help explains them"
     if isinstance(error, KeyboardInterrupt):
         return f"splatstudio {name} was ended before it was done"
     return in_words(error) or type(error).__name__

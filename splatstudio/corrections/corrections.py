@@ -394,7 +394,11 @@ class Corrections:
 
 
 def check_agreement(config: TrainConfig) -> None:
-    """Raise ValueError where two settings contradict each other: a sky is no random background."""
+    """Raise ValueError where two settings contradict each other."""
+    if not config.near < config.far:
+        raise ValueError(
+            f"nothing lies between near {config.near:g} and far {config.far:g}: near is to be the smaller one"
+        )
     if config.sky.enabled and config.random_background:
         raise ValueError(
             "a sky cannot be learned over random backgrounds: switch sky.enabled or random_background off"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
+from shlex import quote
 
 from splatstudio.error_text import first_of
 from splatstudio.poses.records import PoseReport
+from splatstudio.scene.layout import estimated_poses, pose_files
 
 MOST_NAMES = 12  # of photos that share a reason
 
@@ -45,10 +48,12 @@ def report_lines(report: PoseReport) -> list[str]:
         by_reason[photo.reason].append(photo.name)
     for reason, names in by_reason.items():
         lines.append(f"Left out: {first_of(names, MOST_NAMES)}: {reason}")
+    others_used = note_on_own_poses(Path(report.source)) is not None
+    opened = f"splatstudio open {quote(report.store)} " if others_used else ""
     for group in report.groups:
         lines.append(
             f"Another group: {len(group.names)} photos, {group.names[0]} to {group.names[-1]};"
-            f" --model {group.model} opens it"
+            f" {opened}--model {group.model} opens it"
         )
     lines += [
         f"Doubtful: {link.first} and {link.second} ({link.num_matches} matches, which do not fit the poses)"
@@ -57,6 +62,18 @@ def report_lines(report: PoseReport) -> list[str]:
     lines += [f"Note: {note}" for note in report.notes]
     lines += [f"Next: {advice}" for advice in report.advice]
     return lines
+
+
+def note_on_own_poses(path: Path) -> str | None:
+    """Return a sentence where a folder has poses of its own, which are used and not those estimated of it."""
+    own = pose_files(path) if path.is_dir() else None
+    if own is None or own.folder == estimated_poses(path):
+        return None
+    estimated = quote(str(estimated_poses(path)))
+    return (
+        f"{path} has poses of its own ({own.format}), with which open and train go on; those estimated here"
+        f" lie beside them: `splatstudio open {estimated}` shows them"
+    )
 
 
 def report_text(report: PoseReport) -> str:

@@ -99,7 +99,7 @@ def checkpoint_step(folder: Path) -> int:
 
 def _what_is_safe(job: Job) -> str:
     if not isinstance(job, TrainJob):
-        return "The file is unchanged; open it again."
+        return "The file is unchanged."
     newest = newest_checkpoint(job.run_dir)
     if newest is None:
         kept = job.before is not None and newest_checkpoint(job.before) is not None

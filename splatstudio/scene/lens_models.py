@@ -19,6 +19,7 @@ LensKind = Literal[
     "fisheye",
     "thin_prism_fisheye",
     "rad_tan_thin_prism_fisheye",
+    "opensfm_fisheye624",
     "fov",
     "division",
     "eucm",
@@ -117,6 +118,15 @@ def _rad_tan_thin_prism_fisheye(directions: np.ndarray, coefficients: Sequence[f
     return points + _tangential(points, p1, p0) + prism
 
 
+def _opensfm_fisheye624(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
+    """OpenSfM's fisheye62 and fisheye624, where all acts on the point before it is bent (its `Disto624`)."""
+    *radial, p1, p2, s0, s1, s2, s3 = _padded(coefficients, 12)
+    points = _equidistant(directions)
+    s = _squared(points)
+    prism = s * np.array([s0, s2]) + s * s * np.array([s1, s3])
+    return points * _polynomial(s, radial) + _tangential(points, p1, p2) + prism
+
+
 def _fov(directions: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
     """Devernay and Faugeras 2001: arctan(2 r tan(w / 2)) / w in place of the radius."""
     points = _plane(directions)
@@ -157,6 +167,7 @@ _PROJECTIONS: dict[LensKind, Callable[[np.ndarray, Sequence[float]], np.ndarray]
     "fisheye": _fisheye,
     "thin_prism_fisheye": _thin_prism_fisheye,
     "rad_tan_thin_prism_fisheye": _rad_tan_thin_prism_fisheye,
+    "opensfm_fisheye624": _opensfm_fisheye624,
     "fov": _fov,
     "division": _division,
     "eucm": _eucm,

@@ -44,8 +44,9 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.setting import typed_path
 
 KNOWN = (
-    "a COLMAP folder (sparse/0 and images), a transforms.json, Blender's transforms_train.json, or one of"
-    " OpenSfM, OpenDroneMap, Metashape (XML), RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
+    "photos or a video, whose camera poses are estimated first, a COLMAP folder (sparse/0 and images), a"
+    " transforms.json, Blender's transforms_train.json, or one of OpenSfM, OpenDroneMap, Metashape (XML),"
+    " RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
 )
 
 # Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
@@ -208,6 +209,8 @@ def _no_scene(path: Path) -> ValueError:
         raise
     except OSError as error:  # a pipe or a device, which is not waited for
         kind = (error.strerror or "").removeprefix("it is ")
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return ValueError(f"{path} is {kind or 'a picture'}; give the folder that it lies in")
     return ValueError(f"{path} is {kind or 'a file of unknown type'}; give the folder of a scene: {KNOWN}")
 
 

@@ -26,11 +26,11 @@ PROJECTIONS: dict[str, tuple[LensKind, tuple[str, ...]]] = {
     "fisheye": ("fisheye", ("k1", "k2")),
     "fisheye_opencv": ("fisheye", ("k1", "k2", "k3", "k4")),
     "fisheye62": (
-        "rad_tan_thin_prism_fisheye",
+        "opensfm_fisheye624",
         ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2"),
     ),
     "fisheye624": (
-        "rad_tan_thin_prism_fisheye",
+        "opensfm_fisheye624",
         ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s0", "s1", "s2", "s3"),
     ),
 }

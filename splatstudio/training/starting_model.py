@@ -87,11 +87,20 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
 
 
 def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> str | None:
-    """Return a sentence where the model `config.init` seems to lie in other coordinates than the scene.
+    """Return a sentence where a training begins with what its user may not have meant, None elsewhere.
+
+    That is more points than there are to be splats, or a model `config.init` that seems to lie in other
+    coordinates than the scene.
 
     `gaussians` is what it has become in the scene's frame, or one rank's share. Each of the scene's sparse
     points should have a splat near it; of a scene without points nothing is known.
     """
+    limit = config.densify.max_gaussians
+    if not config.init and len(scene.points) > limit:
+        return (
+            f"The training begins with the scene's {len(scene.points):,} points, which are more than the"
+            f" {limit:,} splats that are allowed: none is added, and none of them is taken away for that."
+        )
     if not config.init or len(scene.points) < 2 or len(gaussians) < 2 or _lies_at_points(gaussians, scene):
         return None
     return (

@@ -95,6 +95,12 @@ def test_an_exposure_is_found_and_their_mean_stays_none(uneven: Scene, from_the_
     np.testing.assert_allclose(found.mean(axis=0), 1.0, atol=0.02)
 
 
+def test_depths_between_which_nothing_lies_are_refused(blob_scene: Scene) -> None:
+    for near, far in ((5.0, 1.0), (1.0, 1.0)):
+        with pytest.raises(ValueError, match=f"nothing lies between near {near:g} and far {far:g}"):
+            Trainer(blob_scene, TrainConfig(near=near, far=far))
+
+
 def test_a_photo_without_a_correction_is_shown_as_it_is() -> None:
     rgb = torch.rand(6, 7, 3)
     assert torch.allclose(exposed(rgb, torch.zeros(3, 4)), rgb, atol=1e-7)

@@ -25,6 +25,7 @@ from scene_builder import (
     write_blender,
     write_colmap,
     write_colmap_text,
+    write_picture,
     write_pictures,
     write_transforms,
 )
@@ -360,6 +361,14 @@ def test_broken_folder_gives_one_clear_sentence(tmp_path, kind):
     for word in words:
         assert word in text, text
     assert sorted(str(p) for p in folder.rglob("*")) == before  # nothing was changed
+
+
+def test_one_picture_names_its_folder(tmp_path):
+    write_picture(tmp_path / "a.jpg", np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"a\.jpg is a JPEG picture; give the folder that it lies in$"):
+        load_scene(tmp_path / "a.jpg")
+    with pytest.raises(ValueError, match="give the folder of a scene: photos or a video"):
+        load_scene(tmp_path / "nowhere")
 
 
 def test_path_that_is_no_folder(tmp_path):

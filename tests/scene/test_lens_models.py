@@ -20,6 +20,7 @@ from splatstudio.scene.colmap_model import MODELS_BY_NAME, colmap_lens
 from splatstudio.scene.lens import Lens, distort, faces, pinhole, pinhole_radius, undistort
 from splatstudio.scene.lens_models import project
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.opensfm import PROJECTIONS
 from splatstudio.scene.photo import read_photo
 
 KNOWN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/lens_models.json").read_text())
@@ -49,6 +50,27 @@ def test_every_model_shows_what_colmap_s_does(name: str) -> None:
     points = RAYS[np.linalg.norm(RAYS[:, :2], axis=1) < 0.95 * pinhole_radius(lens), :2]
     assert len(points) > 8
     assert np.abs((undistort(lens, distort(lens, points)) - points) * focal).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("prism", [(), (0.004, -0.001, 0.003, -0.002)])
+def test_a_fisheye_of_opensfm_bends_each_point_by_what_it_was_before(prism: tuple[float, ...]) -> None:
+    """Its formula, written out: Aria's, with the same names, acts on what is bent already."""
+    k1, k2, p1, p2 = -0.02, 0.01, 0.003, -0.001
+    s0, s1, s2, s3 = prism or (0.0, 0.0, 0.0, 0.0)
+    for direction in ((0.8, 0.5, 1.0), (-0.5, 0.9, 1.0), (0.1, 0.0, 1.0)):
+        radius = np.hypot(*direction[:2])
+        x, y = np.array(direction[:2]) / radius * np.arctan2(radius, direction[2])
+        s = x * x + y * y
+        radial = 1 + k1 * s + k2 * s * s
+        expected = [
+            x * radial + 2 * p1 * x * y + p2 * (s + 2 * x * x) + s0 * s + s1 * s * s,
+            y * radial + 2 * p2 * x * y + p1 * (s + 2 * y * y) + s2 * s + s3 * s * s,
+        ]
+        names = "fisheye624" if prism else "fisheye62"
+        kind, coefficients = PROJECTIONS[names]
+        values = {"k1": k1, "k2": k2, "p1": p1, "p2": p2, "s0": s0, "s1": s1, "s2": s2, "s3": s3}
+        shown = project(kind, [values.get(name, 0.0) for name in coefficients], np.array(direction))
+        assert shown == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_panorama_shows_all_directions_where_colmap_s_does() -> None:

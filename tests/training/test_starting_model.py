@@ -157,6 +157,11 @@ def test_a_model_in_other_coordinates_is_told(trained: tuple[Scene, api.Model], 
     config, gaussians = TrainConfig(init="model.ply"), model.gaussians[slice(None, None, kept)]
     assert note_on_start(scene, config, gaussians) is None
     assert note_on_start(replace(scene, points=scene.points[:0]), config, gaussians) is None
+    few = replace(config, init="", densify=DensifyConfig(max_gaussians=len(scene.points) - 1))
+    crowded = note_on_start(scene, few, gaussians)
+    assert crowded is not None and f"more than the {len(scene.points) - 1:,} splats" in crowded
+    enough = replace(few, densify=DensifyConfig(max_gaussians=len(scene.points)))
+    assert note_on_start(scene, enough, gaussians) is None
     in_files = np.linalg.inv(scene.transform)
     for placed in (TURNED, LYING, in_files, np.diag([0.5, 0.5, 0.5, 1.0])):
         if kept > 1 and placed is TURNED:

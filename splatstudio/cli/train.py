@@ -249,7 +249,8 @@ def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene)
     joined = joined_sentence(checkpoint, scene)
     console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
     if first >= config.steps:
-        console.print(f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more.")
+        asked = f"the run is at step {first:,}, and it is to have {config.steps:,}"
+        console.print(f"Nothing to do: {asked}; a larger number of --steps goes on.")
         return False
     _take_over(run_dir)
     if (run := Run.open(run_dir)).config.images != config.images:
@@ -368,7 +369,8 @@ def _refuse_unwritable(run_dir: Path) -> None:
         there = there.parent
     if not os.access(there, os.W_OK):
         raise ValueError(
-            f"{there} may not be written to: change its permissions, or name another run folder with --run"
+            f"{there.absolute()} may not be written to: change its permissions, or name another run folder"
+            " with --run"
         )
 
 

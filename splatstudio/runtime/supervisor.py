@@ -263,6 +263,9 @@ class Supervisor:
                 event = decode(group.connection.recv_bytes(), messages.Event)
             except (EOFError, OSError):
                 return
+            except ValueError:  # what follows is heard all the same
+                log.exception("an event of the training could not be read")
+                continue
             if isinstance(event, messages.Frame):
                 image = group.slots.view(event.slot, event.height, event.width).copy()
                 self.send(messages.ReturnSlot(event.slot))

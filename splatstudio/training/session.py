@@ -373,6 +373,8 @@ class Session:
             return False
         if deleted:
             self.run.write()
+            if self.trainer.config.steps != self.run.config.steps:
+                self._replanned_at = self.trainer.step  # the line that told it is gone
         if not self._lock.in_place:
             self._lock.release()
             try:
@@ -381,8 +383,8 @@ class Session:
                 raise OSError(errno.EBUSY, str(error)) from error
         if deleted:
             self._deleted = (
-                f"The run folder {self.run.path} was deleted while it trained, and what was in it is lost. It"
-                " is made again, and this step is saved into it."
+                f"The run folder {self.run.path} was deleted or moved away while it trained, with what was in"
+                " it. It is made again, and this step is saved into it."
             )
             self.rewritten()
         return deleted

@@ -320,7 +320,7 @@ def test_after_a_run_was_deleted_the_command_that_is_suggested_works(start: Star
     training_process(run, process)
     wait_for(lambda: steps_done(run) >= 20, process)
     run.rename(tmp_path / "gone")  # nothing is written between the deletion of one file and of the next
-    told = read_to(process, "was deleted while it trained")
+    told = read_to(process, "was deleted or moved away while it trained")
     assert f"The run folder {run} was deleted" in told
     wait_for((run / "logs" / "worker.log").exists, process)
     output, _ = end(process)

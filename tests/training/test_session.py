@@ -416,15 +416,21 @@ def test_a_run_that_is_deleted_is_made_again_and_saved_at_once(long_session: Ses
         session.advance()
     session.settle()
     before = (session.run.path / "run.json").read_bytes()
+    session.trainer.update_setting("steps", 60)
     shutil.rmtree(session.run.path) if whole else (session.run.path / "run.json").unlink()
     advances = [session.advance() for _ in range(8)]
     told = [advance.problem for advance in advances if advance.problem]
-    assert len(told) == 1 and f"The run folder {session.run.path} was deleted while it trained" in told[0]
+    assert (
+        len(told) == 1
+        and f"The run folder {session.run.path} was deleted or moved away while it trained" in told[0]
+    )
     assert advances[-1].problem == told[0] and rewritten == [20], "at the next line of the metrics"
     saved = (*advances[-1].saved, *session.settle().saved)
     assert [step_of(path) for path in saved] == [20]
     assert (session.run.path / "run.json").read_bytes() == before
     assert newest_checkpoint(session.run.path) == saved[0]
+    planned = [row["value"] for row in session.run.metrics().rows if row.get("setting") == "steps"]
+    assert planned == [60], "how many steps there are to be by now"
     with pytest.raises(ValueError, match="is being trained by process"):
         RunLock(session.run.path)
     assert session.advance().problem is None
@@ -440,7 +446,7 @@ def test_a_run_that_is_deleted_is_made_again_by_a_save(long_session: Session) ->
     assert path is not None and step_of(path) == 3
     assert Run.open(session.run.path).config.steps == 40 and newest_checkpoint(session.run.path) == path
     problem = session.advance().problem
-    assert problem is not None and "was deleted while it trained" in problem
+    assert problem is not None and "was deleted or moved away while it trained" in problem
 
 
 def test_a_run_that_was_deleted_and_that_somebody_else_trains_is_left_alone(long_session: Session) -> None:

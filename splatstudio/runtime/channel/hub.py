@@ -140,6 +140,8 @@ class Hub:
         with self._lock:
             for number, own in connection.views.items():
                 if own == view:
+                    # At the end: the one that is dropped is the one that nobody has asked for for longest.
+                    connection.views[number] = connection.views.pop(number)
                     return number, None
             dropped = None
             if len(connection.views) >= MAX_VIEWS:

@@ -267,10 +267,16 @@ def test_of_too_many_views_of_one_client_the_oldest_is_dropped() -> None:
     obeyed: list[messages.Command] = []
     hub, client = Hub(obeyed.append), Client()
     place = hub.connect(client)
-    for view in range(MAX_VIEWS + 1):
+    for view in range(MAX_VIEWS):
         place.send(messages.SetView(view, 1, CAMERA))
-    first = obeyed[0]
-    assert isinstance(first, messages.SetView) and obeyed[-2] == messages.DropView(first.view)
+    in_use, first = obeyed[0], obeyed[1]
+    assert isinstance(in_use, messages.SetView) and isinstance(first, messages.SetView)
+    place.send(messages.SetView(0, 2, CAMERA))
+    place.send(messages.SetView(MAX_VIEWS, 1, CAMERA))
+    assert obeyed[-2] == messages.DropView(first.view), "not the one that was asked for just now"
+    hub.take_frame(messages.Frame(in_use.view, 2, 0, 64, 48, 7, 0.1), np.zeros((48, 64, 3), np.uint8))
+    assert [frame.view for frame in client.frames] == [0]
+    client.frames.clear()
     hub.take_frame(messages.Frame(first.view, 1, 0, 64, 48, 7, 0.1), np.zeros((48, 64, 3), np.uint8))
     assert client.frames == [], "nobody looks there any more"
     place.close()

@@ -52,6 +52,11 @@ SEEN_WITHIN = 0.75  # of the truncation distance: a view that sees so near to a 
 
 Progress = Callable[[int, int, str], object]
 
+FAR, FEW_FOUND = 0.05, 0.1  # of the diagonal; of the points: of a model of the scene both are far better
+ELSEWHERE = (
+    "The scene's points do not lie at this surface: the model may be of another scene, or in other"
+    " coordinates than the scene's files"
+)
 NO_SCENE = (
     "The model does not say which photos it was trained on: its surface and colors are those of its own"
     " renders from an orbit around it; name the scene with --scene FOLDER for those of the photos."
@@ -370,6 +375,13 @@ def _placed(model: Model, mesh: Mesh, *, upright: bool) -> tuple[Mesh, float]:
     return mesh.transformed(back), similarity_scale(back)
 
 
+def is_there(accuracy: float | None, completeness: float | None, diagonal: float) -> bool:
+    """Return whether a surface lies where the scene's points do, as far as those tell; see `MeshReport`."""
+    if accuracy is None or completeness is None:
+        return True
+    return accuracy < FAR * diagonal or completeness > FEW_FOUND
+
+
 def _notes(views: ModelViews, scene: Scene | None, model: Model) -> list[str]:
     notes = [*model.notes]
     if scene is None:
@@ -408,5 +420,5 @@ def _report(
         holes=quality.num_holes(mesh),
         dropped_triangles=facts.dropped,
         scale=scale,
-        notes=facts.notes,
+        notes=facts.notes if is_there(accuracy, completeness, mesh.diagonal) else (ELSEWHERE, *facts.notes),
     )

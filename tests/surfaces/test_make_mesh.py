@@ -22,7 +22,7 @@ from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
 from splatstudio.surfaces import fusion_by_ranks
 from splatstudio.surfaces.depth_views import cameras_between
-from splatstudio.surfaces.make_mesh import MadeMesh, mesh_of_model, mesh_of_task
+from splatstudio.surfaces.make_mesh import ELSEWHERE, MadeMesh, mesh_of_model, mesh_of_task
 from splatstudio.surfaces.mesh import Mesh, face_areas
 from splatstudio.surfaces.mesh_files import write_mesh
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
@@ -218,6 +218,15 @@ def test_one_photo_gives_what_it_sees_with_a_note(run: Path) -> None:
     made = mesh_of_model(load_model(run), replace(scene, views=scene.views[:1]), COARSE)
     assert "1 photos are few" in " ".join(made.report.notes)
     assert made.report.holes >= 1 and made.report.seen_by_three == 0.0
+
+
+def test_a_model_of_another_place_is_told(run: Path, made: MadeMesh) -> None:
+    assert ELSEWHERE not in made.report.notes
+    model = load_model(run)
+    beside = model.gaussians.detach()
+    beside = replace(beside, means=beside.means + torch.tensor([0.0, 0.0, 0.7]))
+    moved = mesh_of_model(replace(model, gaussians=beside), load_scene(run.parent / "scene"), COARSE)
+    assert moved.report.notes[0] == ELSEWHERE
 
 
 def test_nothing_to_see_is_a_sentence(run: Path) -> None:

@@ -37,6 +37,7 @@ HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
 SMALLEST_SIDE = 320  # pixels of the longer side: icons and thumbnails have fewer
 FEWEST_PHOTOS = 3
+MEASURING = 2  # raise it when `_measured` tells something else of the same file
 MEASURED_SIDE = 640  # pixels, at which sharpness is measured
 MASKS = ("masks", "mask")
 SAME = "the same file as "
@@ -131,7 +132,8 @@ def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Man
         raise ValueError(f"the path {store.source} is no text in UTF-8: rename it, or move the photos")
     sources = find_sources(store.source)
     before = store.manifest()
-    known = {} if before is None else {photo.source: photo for photo in before.photos}
+    still_true = before is not None and before.measuring == MEASURING
+    known = {photo.source: photo for photo in before.photos} if before is not None and still_true else {}
     masks = None if sources.masks is None else ImageFolder(sources.masks)
     names = _store_names(sources)
     photos: list[InputPhoto] = [
@@ -147,7 +149,9 @@ def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Man
         photos += taken
         notes += note
     photos = _without_duplicates(sorted(photos, key=lambda photo: photo.name), sources.root)
-    manifest = Manifest(source=str(store.source), photos=tuple(photos), frames=frames, notes=tuple(notes))
+    manifest = Manifest(
+        source=str(store.source), photos=tuple(photos), frames=frames, notes=tuple(notes), measuring=MEASURING
+    )
     _check(manifest)
     _tidy(store, manifest, before)
     return manifest

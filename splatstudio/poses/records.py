@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     photos: tuple[InputPhoto, ...]
     frames: int | None = None
     notes: tuple[str, ...] = ()
+    measuring: int = 1  # by which rules photos were measured; the first took no turn of gravity into account
     version: int = FORMAT_VERSION
 
     @property

@@ -17,7 +17,7 @@ from splatstudio.files.inputs import read_input
 from splatstudio.operating_system import put_in_place
 from splatstudio.scene.capture import View
 
-VERSION = 1  # part of every key: raise it when undistortion changes
+VERSION = 2  # part of every key: raise it when undistortion changes
 MAX_BYTES = 8 << 30
 MIN_FREE_BYTES = 2 << 30  # a cache must never fill the user's disk
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -107,6 +108,12 @@ def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: 
     store, after, _ = read(tmp_path)
     assert measured == [files[2]]
     assert {name for name in after if after[name] != before[name]} == {"room_002.jpg"}
+    measured.clear()
+    manifest = store.manifest()
+    assert manifest is not None
+    write_record(store.manifest_file, msgspec.structs.replace(manifest, measuring=1))
+    read(tmp_path)
+    assert len(measured) == 4, "measured by earlier rules"
     files[3].unlink()
     read(tmp_path)
     assert not (store.images / "room_003.jpg").is_symlink(), "the link of what is gone is gone"

@@ -176,7 +176,7 @@ class MeshSection(Panel):
                 )
         self._forget()
         self._step = self.controller.status.step
-        self.page.tasks.start(MESH, FileTask(f"Making {mesh.output.name}", mesh=mesh), self._ended)
+        self.page.tasks.start(MESH, FileTask(f"Meshing {mesh.output.name}", mesh=mesh), self._ended)
 
     def _ended(self, end: TaskEnd) -> None:
         if end.mesh is None:

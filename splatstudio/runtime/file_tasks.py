@@ -16,6 +16,7 @@ from pathlib import Path
 
 from splatstudio.error_text import first_line
 from splatstudio.evaluation.evaluate import ImageScore, measures_for
+from splatstudio.files.durable import remove_partial
 from splatstudio.files.outputs import make_folder
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
@@ -225,6 +226,7 @@ def _leave_with_the_parent() -> None:
 def _clear_away(task: FileTask, pid: int | None) -> None:
     """Remove what a process that was killed left half-written."""
     for file in () if pid is None else task.files:
+        remove_partial(file, pid)
         for entry in file.parent.glob(f".{glob.escape(file.name)}.tmp-{pid}"):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)

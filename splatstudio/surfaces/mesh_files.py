@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from splatstudio.files.durable import write_durably, write_parts_durably
+from splatstudio.files.durable import partial_path, write_durably, write_parts_durably
 from splatstudio.operating_system import put_in_place
 from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
 from splatstudio.surfaces.mesh_options import TEXTURED_ENDINGS, files_beside
@@ -57,7 +56,7 @@ def write_mesh(path: Path, mesh: Mesh) -> None:
         raise ValueError(f"{path} is not written: the mesh has no triangles")
     beside = files_beside(path, textured=mesh.texture is not None)
     # What an earlier mesh of this name needs stays until this one is there.
-    waiting = [file.with_name(f".tmp-{os.getpid()}-{file.name}") for file in beside]
+    waiting = [partial_path(file) for file in beside]
     try:
         if mesh.texture is not None and beside:
             picture = beside[1].name

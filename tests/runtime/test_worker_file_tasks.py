@@ -18,6 +18,7 @@ import torch
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.files.durable import partial_path
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import read_ply
 from splatstudio.models.scoring import EvaluationTask
@@ -149,12 +150,14 @@ def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert worker._process is not None and worker._process.pid is not None
-    left = tmp_path / f".model.ply.tmp-{worker._process.pid}"
-    left.write_bytes(b"half")
+    pid = worker._process.pid
+    left = [tmp_path / f".model.ply.tmp-{pid}", partial_path(tmp_path / "model.ply", pid)]
+    for file in left:
+        file.write_bytes(b"half")
     os.kill(worker._process.pid, signal.SIGKILL)
     error = ends.get(timeout=TIMEOUT)[1].error
     assert error is not None and "ended unexpectedly" in error
-    assert not left.exists()
+    assert not any(file.exists() for file in left)
 
 
 def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(

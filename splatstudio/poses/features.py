@@ -167,7 +167,7 @@ def places_by_gps(
 ) -> np.ndarray | None:
     """Return where photos were taken, [N, 3] in meters (east, north, up) from the first one with GPS.
 
-    NaN where one has no position, None where none has. A position without a height is of height 0.
+    NaN where one has no position, None where none has. A position without a height is at that of the others.
     """
     told = {prior.corr_data_id.id: prior for prior in database.read_all_pose_priors() if prior.has_position()}
     world = pycolmap.PosePriorCoordinateSystem.WGS84
@@ -176,7 +176,9 @@ def places_by_gps(
         [p.position if p is not None and p.coordinate_system == world else [np.nan] * 3 for p in known]
     )
     positions = positions.reshape(-1, 3)
-    positions[np.isfinite(positions[:, 0]) & ~np.isfinite(positions[:, 2]), 2] = 0.0
+    heights = positions[np.isfinite(positions[:, 2]), 2]
+    without = np.isfinite(positions[:, 0]) & ~np.isfinite(positions[:, 2])
+    positions[without, 2] = np.median(heights) if len(heights) else 0.0
     rows = np.flatnonzero(np.isfinite(positions).all(axis=1))
     if not len(rows):
         return None

@@ -67,6 +67,12 @@ def _by_gps(
     found = pycolmap.estimate_sim3d_robust(ours, theirs, options)
     if found is None:
         return None
+    # One position that is far off, as a first one often is, makes no large capture of a small one.
+    inliers = found["inlier_mask"]  # pyright: ignore[reportIndexIssue] - the stubs call it a Sim3d
+    agreeing = theirs[np.asarray(inliers, bool)]
+    spread = float(np.linalg.norm(agreeing - agreeing.mean(axis=0), axis=1).max()) if len(agreeing) else 0.0
+    if len(agreeing) < FEWEST_PLACES or spread < SPREAD_FOR_SIZE * GPS_METERS:
+        return None
     model.transform(found["tgt_from_src"])  # pyright: ignore[reportIndexIssue] - the stubs call it a Sim3d
     after = np.stack([image.projection_center() for image in known])
     typical = float(np.median(np.linalg.norm(after - theirs, axis=1)))

@@ -108,7 +108,7 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
         ranks=ranks,
     )
     on_progress(0, 0, f"writing {task.output.name}")
-    write_mesh(task.output, made.mesh)
+    write_mesh(task.output, made.mesh, z_up=task.upright)
     try:
         write_json_durably(task.report_file, made.report.values)
     except BaseException:  # who cancels now wants neither
@@ -375,8 +375,11 @@ def _placed(model: Model, mesh: Mesh, *, upright: bool) -> tuple[Mesh, float]:
     return mesh.transformed(back), similarity_scale(back)
 
 
-def is_there(accuracy: float | None, completeness: float | None, diagonal: float) -> bool:
-    """Return whether a surface lies where the scene's points do, as far as those tell; see `MeshReport`."""
+def is_there(diagonal: float, accuracy: float | None, completeness: float | None) -> bool:
+    """Return whether a surface lies where the scene's points do, as far as those tell; see `MeshReport`.
+
+    `diagonal` and `accuracy` are of one unit.
+    """
     if accuracy is None or completeness is None:
         return True
     return accuracy < FAR * diagonal or completeness > FEW_FOUND
@@ -420,5 +423,5 @@ def _report(
         holes=quality.num_holes(mesh),
         dropped_triangles=facts.dropped,
         scale=scale,
-        notes=facts.notes if is_there(accuracy, completeness, mesh.diagonal) else (ELSEWHERE, *facts.notes),
+        notes=facts.notes if is_there(mesh.diagonal / scale, *scores) else (ELSEWHERE, *facts.notes),
     )

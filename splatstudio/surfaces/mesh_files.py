@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN
 from splatstudio.files.durable import partial_path, write_durably, write_parts_durably
 from splatstudio.operating_system import put_in_place
 from splatstudio.surfaces.mesh import Mesh, face_normals, vertex_normals
@@ -45,15 +46,17 @@ def check_mesh_output(path: Path, *, textured: bool = False) -> None:
         )
 
 
-def write_mesh(path: Path, mesh: Mesh) -> None:
+def write_mesh(path: Path, mesh: Mesh, *, z_up: bool = False) -> None:
     """Write a mesh in the format of the ending: complete, or not there.
 
-    A .stl has no colors. Raises ValueError for an unknown ending, an empty mesh and a .glb above 4 GB,
-    OSError where it cannot be written.
+    A .stl has no colors. A .glb has y up: a mesh that stands `z_up` is turned, as its splats are. Raises
+    ValueError for an unknown ending, an empty mesh and a .glb above 4 GB, OSError where it cannot be written.
     """
     check_mesh_output(path, textured=mesh.texture is not None)
     if not mesh.num_triangles:
         raise ValueError(f"{path} is not written: the mesh has no triangles")
+    if z_up and path.suffix.lower() == ".glb":
+        mesh = mesh.transformed(Z_UP_TO_Y_DOWN)  # and a half turn more, as all
     beside = files_beside(path, textured=mesh.texture is not None)
     # What an earlier mesh of this name needs stays until this one is there.
     waiting = [partial_path(file) for file in beside]

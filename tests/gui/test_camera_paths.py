@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blob_models import blobs
 from blob_scenes import write_blob_scene
 from gui_parts import wait_until
 from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import THROUGH_KEYFRAMES, CameraPath, through
 from splatstudio.files.run import Run, new_run_path
+from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state import scene_overlay
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor, PathStore, plain_name
@@ -269,4 +271,20 @@ def test_the_path_stays_with_the_run_that_is_started_over(
     assert store.names() == [] and PathStore(project).names() == ["mine"]
     assert editor.path.keyframes == () and (editor.path.width, editor.path.height) == (1920, 1080)
     assert not editor.can_undo
+    store.close()
+
+
+def test_each_model_without_a_run_keeps_its_own_path(tmp_path: Path) -> None:
+    """Another model may be opened on the page, whose paths are not written over."""
+    projects = []
+    for name in ("a.ply", "b.ply"):
+        write_ply(tmp_path / name, blobs())
+        projects.append(open_project(tmp_path / name, TrainConfig(), None))
+    first, second = projects
+    PathStore(second).write(CameraPath(random_keys(1, 5)), "path", with_frames=False)
+    store = PathStore(first)
+    store.save_soon(CameraPath(random_keys(2, 3)), "path")
+    assert store.follow(second) and not store.follow(second)
+    assert len(PathStore(first).read("path").keyframes) == 3, "what was unsaved is with its own model"
+    assert len(store.read("path").keyframes) == 5
     store.close()

@@ -24,6 +24,7 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
+from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
@@ -99,6 +100,15 @@ def test_an_ending_that_is_typed_chooses_the_format(page: Page, sent: list[Any],
     with pytest.raises(ValueError, match=r"x\.obj would be a mesh"):
         panel._write()
     assert len(sent) == 1
+
+
+def test_a_mesh_goes_with_the_model_that_it_is_of(page: Any, run: Path, tmp_path: Path) -> None:
+    section = MeshSection(page, lambda: KEEP_ALL)
+    for shown, stays in ((None, True), (run / "ckpts/step_00000007", True), (tmp_path / "other.ply", False)):
+        section._made, section._model = cast(Any, SimpleNamespace(shown=None)), run
+        page.controller.shown_path = shown
+        section.refresh()
+        assert (section._made is not None) == stays, shown
 
 
 @pytest.mark.parametrize("text", NAMELESS)

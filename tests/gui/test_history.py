@@ -251,3 +251,10 @@ def test_the_curve_of_the_test_photos_has_a_point_for_each_evaluation(
     np.testing.assert_allclose(test[shown], [file["psnr"] for file in files], rtol=1e-6)
     assert np.isfinite(training).sum() > 0
     assert controller.status.test_psnr == scores[-1].psnr
+
+
+def test_splats_that_were_only_moved_are_a_dot_also_after_a_resume() -> None:
+    history = History()
+    rows = [{"step": 100, "num_gaussians": 50}, {"step": 200, "num_gaussians": 50}]
+    history.load([*rows[:1], {**rows[1], "densified": {"cloned": 0, "relocated": 7}}])
+    assert history.densified.of(200) == 50.0

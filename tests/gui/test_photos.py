@@ -59,6 +59,14 @@ def test_errors_are_sorted_and_the_bad_ones_told() -> None:
     assert np.flatnonzero(Errors(few[:12]).bad).tolist() == [4], "6 of 12 do"
 
 
+def test_the_score_of_a_photo_that_is_cut_is_that_of_its_views(blob_scene: Scene) -> None:
+    cut = [replace(view, photo="panorama.jpg") if i < 3 else view for i, view in enumerate(blob_scene.views)]
+    book = PhotoPsnr(replace(blob_scene, views=tuple(cut)))
+    book.note(1, [("panorama.jpg", 23.4), (cut[5].name, 20.0)])
+    assert book.errors.psnr[:3].tolist() == [23.4] * 3 and book.errors.psnr[5] == 20.0
+    assert np.isnan(book.errors.psnr[3])
+
+
 def test_the_book_is_filled_from_events_and_files(blob_scene: Scene, tmp_path: Path) -> None:
     names = [view.name for view in blob_scene.views]
     book = PhotoPsnr(blob_scene)

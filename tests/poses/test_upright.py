@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.input import manifest_of
 from splatstudio.poses.store import PoseStore
+from splatstudio.poses.upright import GPS_METERS, _by_gps
 from splatstudio.scene.colmap import read_model
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import oriented
@@ -77,6 +80,34 @@ def test_vectors_turn_as_pictures_do() -> None:
         for orientation in range(1, 9):
             (row, column), *_ = np.argwhere(oriented(place, orientation))
             assert turned_upright((x, y, 0.5), orientation) == (column - 1, row - 1, 0.5)
+
+
+class GpsModel:
+    """A walk on a circle, as a model of COLMAP and its images: their places can be transformed."""
+
+    def __init__(self, radius: float) -> None:
+        angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+        self.centers = radius * np.stack([np.cos(angles), np.sin(angles), 0.1 * np.sin(3 * angles)], axis=1)
+        self.images = [
+            SimpleNamespace(name=str(i), projection_center=lambda i=i: self.centers[i]) for i in range(40)
+        ]
+
+    def transform(self, similarity: Any) -> None:
+        self.centers = np.stack([similarity * center for center in self.centers])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_bad_fix_gives_a_small_capture_no_size(seed: int) -> None:
+    sizes: dict[float, bool] = {}
+    for radius in (2.0, 20.0):
+        model = GpsModel(radius)
+        noise = np.random.default_rng(seed).normal(size=(40, 3)) * GPS_METERS / np.sqrt(3)
+        places = {str(i): model.centers[i] + noise[i] for i in range(40)}
+        places["0"] = places["0"] + [80.0, 0.0, 0.0]
+        told = _by_gps(cast(Any, model), cast(Any, model.images), places)
+        sizes[radius] = told is not None
+        assert told is None or 2 < float(told[1].split("about ")[1].split(" %")[0]) < 10
+    assert sizes == {2.0: False, 20.0: True}
 
 
 def parts(degrees: float) -> tuple[IFDRational, ...]:

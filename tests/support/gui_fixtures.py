@@ -107,6 +107,7 @@ def page(
         pids=(),
         send=sent.append,
         other_model=None,
+        shown_path=None,
         model_state=lambda: ModelState(7, training=False),
     )
     viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")

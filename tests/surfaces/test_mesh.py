@@ -179,6 +179,17 @@ def test_other_programs_read_what_is_written(tmp_path: Path, ending: str) -> Non
         assert np.abs(told - mesh.colors.numpy()).max() < 0.005
 
 
+def test_what_stands_upright_stands_so_in_a_glb_whose_y_is_up(tmp_path: Path) -> None:
+    trimesh = pytest.importorskip("trimesh")
+    tall = replace(
+        BALL, vertices=BALL.vertices * torch.tensor([1.0, 1.0, 3.0]) + torch.tensor([0.0, 0.0, 9.0])
+    )
+    for ending, up in ((".glb", 1), (".ply", 2)):
+        write_mesh(tmp_path / f"tall{ending}", tall, z_up=True)
+        low, high = trimesh.load(tmp_path / f"tall{ending}", force="mesh").bounds
+        assert low[up] == pytest.approx(6, abs=0.2) and high[up] == pytest.approx(12, abs=0.2), ending
+
+
 def test_a_glb_keeps_to_the_rules_of_the_format(tmp_path: Path) -> None:
     write_mesh(tmp_path / "ball.glb", colored(BALL))
     told, content = read_glb((tmp_path / "ball.glb").read_bytes())

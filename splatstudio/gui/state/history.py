@@ -151,7 +151,7 @@ class History:
             if isinstance(change, dict):
                 if change.get("opacities_reset"):
                     self.resets.add(step, self.loss.last)
-                changed = any(change.get(name) for name in ("cloned", "split", "pruned"))
+                changed = any(change.get(name) for name in ("cloned", "split", "pruned", "relocated"))
                 if changed and len(self.num_gaussians):
                     self.densified.add(step, self.num_gaussians.last)
             if isinstance(row.get("elapsed_s"), (int, float)):

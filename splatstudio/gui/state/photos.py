@@ -222,7 +222,12 @@ class PhotoPsnr:
     """
 
     def __init__(self, scene: Scene):
-        self._index = {view.name: i for i, view in enumerate(scene.views)}
+        # A photo that is cut into views is scored as a whole.
+        self._index: dict[str, list[int]] = {}
+        for i, view in enumerate(scene.views):
+            for name in dict.fromkeys((view.name, view.whole)):
+                self._index.setdefault(name, []).append(i)
+        self._num_views = len(scene.views)
         self._test = np.isin(np.arange(len(scene.views)), scene.test_indices)
         self._lock = threading.Lock()
         self.clear()
@@ -267,8 +272,8 @@ class PhotoPsnr:
         """Forget everything: another training begins."""
         with self._lock:
             self._step = 0
-            self._steps = np.full(len(self._index), -1)
-            self._psnr = np.full(len(self._index), np.nan)
+            self._steps = np.full(self._num_views, -1)
+            self._psnr = np.full(self._num_views, np.nan)
             self.errors = Errors(self._psnr.copy())
 
 

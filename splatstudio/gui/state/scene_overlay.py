@@ -150,12 +150,13 @@ class PathEditor:
         with self._lock:
             self._change(Draft(path, 0 if path.keyframes else None, name))
 
-    def begin_anew(self) -> None:
-        """Go on with an empty path of the same size and rate; there is nothing to take back."""
+    def begin_anew(self, draft: Draft | None = None) -> None:
+        """Go on with a draft, or an empty path of the same size and rate; there is nothing to take back."""
         with self._lock:
             self._past, self._merging = [], ("", 0.0)
             old = self.path
-            self._take(Draft(CameraPath((), width=old.width, height=old.height, fps=old.fps)))
+            empty = CameraPath((), width=old.width, height=old.height, fps=old.fps)
+            self._take(Draft(empty) if draft is None else draft)
 
     def undo(self) -> None:
         """Take the last change back."""
@@ -203,11 +204,16 @@ class PathStore:
         return self._project.folder_of(PATHS_FOLDER)
 
     def follow(self, project: Project) -> bool:
-        """Write into a project's run from now on; return whether it is another, after what was unsaved."""
-        another = project.run_dir != self._project.run_dir
+        """Write beside a project's run or model from now on; return whether it is another.
+
+        What was unsaved is written with the one before.
+        """
+        another = project.folder_of(PATHS_FOLDER) != self.folder
         if another:
             self.flush()
         self._project = project
+        if another:
+            self.transform = transform_of(project)
         return another
 
     def names(self) -> list[str]:

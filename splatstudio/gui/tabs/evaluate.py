@@ -146,6 +146,7 @@ class ModelList(Panel):
             self._turned = 0 if newest != before else self._turned
         else:
             self._select(next((entry for entry in self.entries if entry.path == before.path), newest))
+        self._turned = min(self._turned, max(0, len(self.entries) - 1) // PER_PAGE)
 
     def _look_elsewhere(self) -> None:
         """List what is in the folder and the run that are chosen now."""

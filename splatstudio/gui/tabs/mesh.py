@@ -70,6 +70,7 @@ class MeshSection(Panel):
             )
         self._made: WrittenMesh | None = None
         self._step = 0  # of the training, when it was made
+        self._model: Path | None = None  # of which it was made, see `_shown_model`
         self._drawn: viser.GlbHandle | None = None
         when_user(self._look, lambda client, look: self._show())
         self._format.on_update(lambda _: self._choose())
@@ -123,8 +124,15 @@ class MeshSection(Panel):
         """Let the suggested name follow the step."""
         super().refresh()
         self._follow_step()
-        if self._made is not None and self.controller.status.step < self._step:
-            self._forget()  # a new run was begun
+        earlier = self.controller.status.step < self._step  # a new run was begun, or an older step is shown
+        if self._made is not None and (earlier or self._shown_model() != self._model):
+            self._forget()
+
+    def _shown_model(self) -> Path | None:
+        """Return the run in the view, or the model where that is of no run of this page."""
+        shown, run = self.controller.shown_path, self.controller.project.run_dir
+        own = shown is None or (run is not None and shown.absolute().is_relative_to(run.absolute()))
+        return run if own else shown
 
     def _suggestion(self) -> str:
         path = self.controller.project.export_path(self.controller.status.step or None)
@@ -175,7 +183,7 @@ class MeshSection(Panel):
                     " another name for the mesh"
                 )
         self._forget()
-        self._step = self.controller.status.step
+        self._step, self._model = self.controller.status.step, self._shown_model()
         self.page.tasks.start(MESH, FileTask(f"Meshing {mesh.output.name}", mesh=mesh), self._ended)
 
     def _ended(self, end: TaskEnd) -> None:

@@ -229,7 +229,9 @@ class RenderPanel(Panel):
     def refresh(self) -> None:
         """Show what has changed, in the tab and in the scene."""
         if self._store.follow(self.controller.project):
-            self._editor.begin_anew()  # the path stays with the run before
+            # The path stays with the run or model before. One that lies here is not written over.
+            last = self._last_path()
+            self._editor.begin_anew(last if last.path.keyframes else None)
         super().refresh()
         self._drawn.redraw()
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splatstudio.error_text import first_line, shown
 from splatstudio.files.durable import write_json_durably
-from splatstudio.files.inputs import open_input, read_input, refuse_larger_than_memory
+from splatstudio.files.inputs import read_input, refuse_larger_than_memory, sha256_of
 from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
@@ -112,7 +112,7 @@ def verify_file(file: Path, where: str, num_bytes: int, sha256: str | None) -> N
         size = file.stat().st_size
         if size != num_bytes:
             raise ValueError(f"{where} is damaged: it has {size} bytes instead of {num_bytes}")
-        if sha256 is not None and _sha256(file) != sha256:
+        if sha256 is not None and sha256_of(file) != sha256:
             raise ValueError(f"{where} is damaged: its SHA-256 is not the one in manifest.json")
     except FileNotFoundError as error:
         raise ValueError(f"{where} cannot be read: it is missing") from error
@@ -184,14 +184,6 @@ def _taken(tensors: dict[str, Tensor], prefix: str, rows: int, where: str) -> Ga
     if shapes["shN"] not in ((0, 3), (3, 3), (8, 3), (15, 3)):
         raise ValueError(f"{where} is damaged: the tensor {prefix}shN has the shape {shapes['shN']}")
     return Gaussians(**taken)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open_input(file) as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 UNSEALED |= {"rng", "upcoming", "autosave"}

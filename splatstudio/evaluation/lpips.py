@@ -14,7 +14,6 @@ What torch keeps in its own cache and the heads that an installed `lpips` or tor
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splatstudio.files.inputs import open_input
+from splatstudio.files.inputs import sha256_of
 from splatstudio.formats.torch_file import DAMAGE
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the inputs in -1..1
@@ -236,14 +235,11 @@ def _digits(backbone: str) -> str:
 
 def _backbone(path: Path, network: Network) -> dict[str, Tensor]:
     """Return the convolutions of a file whose SHA-256 is the one in its name."""
-    digest = hashlib.sha256()
     try:
-        with open_input(path) as stream:
-            while block := stream.read(8 << 20):
-                digest.update(block)
+        digest = sha256_of(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not digest.hexdigest().startswith(_digits(network.backbone)):
+    if not digest.startswith(_digits(network.backbone)):
         raise ValueError(f"{path} is damaged or another file: its SHA-256 does not begin as its name says")
     content = _tensors(path)
     names = [f"features.{layer.index}.{kind}" for layer in network.layers for kind in ("weight", "bias")]

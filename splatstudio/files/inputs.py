@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 from splatstudio.files.free_memory import free_memory
 from splatstudio.operating_system import open_descriptor
 
+_BLOCK = 1 << 20  # bytes that are hashed at a time
 ALWAYS_READ = 1 << 26  # bytes, for which nobody asks how much memory is free
 
 _KINDS = {
@@ -82,3 +84,12 @@ def _check(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file's content, in hexadecimal digits; OSError as `open_input`."""
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

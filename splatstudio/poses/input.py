@@ -6,7 +6,6 @@ Here Pillow works and COLMAP does not: in one process their libraries get into e
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import shutil
@@ -22,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from splatstudio.error_text import as_utf8, first_line
-from splatstudio.files.inputs import read_input
+from splatstudio.files.inputs import read_input, sha256_of
 from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
@@ -393,7 +392,7 @@ def _without_duplicates(photos: list[InputPhoto], root: Path) -> list[InputPhoto
     checked: list[InputPhoto] = []
     for photo in photos:
         if not photo.left_out and photo.seconds is None and sizes[photo.num_bytes] > 1:
-            digest = hashlib.sha256(read_input(root / photo.source)).hexdigest()
+            digest = sha256_of(root / photo.source)
             if digest in first:
                 photo = msgspec.structs.replace(photo, left_out=SAME + first[digest])
             first.setdefault(digest, photo.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import filecmp
 import lzma
 import os
 import shutil
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from splatstudio.error_text import first_line
-from splatstudio.files.inputs import can_be_path, open_input, read_input
+from splatstudio.files.inputs import can_be_path, open_input, read_input, sha256_of
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.operating_system import put_in_place
 from splatstudio.scene.capture import IMAGE_SUFFIXES
@@ -78,13 +78,15 @@ def unpacked(path: Path) -> Path:
     outside, and where it needs more than the disk has free; then nothing is left behind.
     """
     folder = path.parent / STORE / "unpacked" / path.name
+    earlier = folder.with_name(f".before-{path.name}")  # an earlier state, until what was made there is moved
     try:
+        _take_over(earlier, folder)  # where that was broken off
         status = path.stat()
         stamp = f"{status.st_size} {status.st_mtime_ns}"
         known, known_content = _stamp_of(folder)
         if known == stamp:
             return folder
-        content = _content_of(path)
+        content = sha256_of(path)
         if known_content == content:  # copied, or touched
             (folder / STAMP).write_text(f"{stamp}\n{content}")
             return folder
@@ -93,17 +95,17 @@ def unpacked(path: Path) -> Path:
         try:
             _unpack(path, partial)
             (partial / STAMP).write_text(f"{stamp}\n{content}")
-            if folder.exists():  # of an earlier state of the archive
-                _take_over(folder, partial)
-                shutil.rmtree(folder)
+            if folder.exists():
+                put_in_place(folder, earlier)
             put_in_place(partial, folder)
+            _take_over(earlier, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except DAMAGE as error:
         reason = first_line(error)[:200]
         raise ValueError(f"{path} is cut off or damaged ({reason}): copy or download it again") from error
     except OSError as error:
-        if _stamp_of(folder)[0] == stamp:  # another process was faster
+        if _stamp_of(folder)[0] == stamp and not earlier.exists():  # another process was faster
             return folder
         place = error.filename or folder
         raise ValueError(
@@ -121,22 +123,25 @@ def _stamp_of(folder: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _content_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_input(path) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _take_over(earlier: Path, folder: Path) -> None:
-    """Move what was made beside the photos, for hours perhaps, to those that take their place."""
-    for root, below, _ in os.walk(earlier):
+    """Move what was made beside the photos, perhaps for hours, to those in their place, and remove the rest.
+
+    Photos that are the same stay the same files: poses and features are of the time of their writing.
+    """
+    if not (earlier.is_dir() and folder.is_dir()):
+        return
+    for root, below, names in os.walk(earlier):
         place = folder / Path(root).relative_to(earlier)
         made = [name for name in below if name in MADE and place.is_dir() and not (place / name).exists()]
-        for name in made:
+        same = [name for name in names if name != STAMP and _are_same(Path(root, name), place / name)]
+        for name in (*made, *same):
             put_in_place(Path(root, name), place / name)
         below[:] = [name for name in below if name not in MADE]
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _are_same(file: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(file, other, shallow=False)
 
 
 def _unpack(path: Path, folder: Path) -> None:

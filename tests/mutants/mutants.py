@@ -437,8 +437,8 @@ FILES = (
     Mutant(
         "a shard's hash is not compared",
         "splatstudio/checkpoints/manifest.py",
-        "_sha256(file) != sha256:",
-        "not _sha256(file):",
+        "sha256_of(file) != sha256:",
+        "not sha256_of(file):",
         ("tests/checkpoints/test_checkpoint.py::test_damage_gives_one_sentence_with_the_file",),
     ),
     Mutant(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import itertools
 import os
 import tarfile
 import zipfile
@@ -63,10 +65,37 @@ def test_poses_of_photos_in_an_archive_outlive_what_becomes_of_it(tmp_path: Path
     assert (unpacked(path) / "photos/a.png").read_bytes() == b"not unpacked again"
     assert poses.read_text() == run.read_text() == "hours of work", "copied: the same content"
 
-    zipped(path, {"photos/a.png": b"1", "photos/c.png": b"3"})
-    assert {file.name for file in (unpacked(path) / "photos").glob("*.png")} == {"a.png", "c.png"}
+    before = (folder / "photos/b.png").stat().st_mtime_ns
+    zipped(path, {"photos/a.png": b"1", "photos/b.png": b"2", "photos/c.png": b"3"})
+    assert {file.name for file in (unpacked(path) / "photos").glob("*.png")} == {"a.png", "b.png", "c.png"}
     assert (folder / "photos/a.png").read_bytes() == b"1"
     assert poses.read_text() == run.read_text() == "hours of work", "another content"
+    assert (folder / "photos/b.png").stat().st_mtime_ns == before, "poses are not told to be of other photos"
+    assert [file.name for file in folder.parent.iterdir()] == ["a.zip"]
+
+
+@pytest.mark.parametrize("breaks_at", range(1, 5))
+def test_whatever_fails_while_an_archive_is_unpacked_again_costs_no_poses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks_at: int
+) -> None:
+    path = zipped(tmp_path / "a.zip", {"photos/a.png": b"1"})
+    poses = unpacked(path) / "photos/.splatstudio/poses/database.db"
+    poses.parent.mkdir(parents=True)
+    poses.write_text("hours of work")
+    zipped(path, {"photos/a.png": b"1", "photos/b.png": b"2"})
+    moves, put = itertools.count(1), archives.put_in_place
+
+    def fail(source: Path, target: Path) -> None:
+        if next(moves) == breaks_at:
+            raise OSError(errno.EIO, "Input/output error")
+        put(source, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(archives, "put_in_place", fail)
+        with pytest.raises(ValueError, match="cannot be unpacked"):
+            unpacked(path)
+    assert (unpacked(path) / "photos/b.png").read_bytes() == b"2"
+    assert poses.read_text() == "hours of work"
 
 
 @pytest.mark.parametrize("ending", [".zip", *MODES])

@@ -18,11 +18,10 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
-from splatstudio.gui.button_timing import Rest, SinglePress
-from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.panel import Page, Panel, Rest, SinglePress, when_user
 from splatstudio.gui.server.viser_private import element_id
 from splatstudio.gui.state.project import LIMIT, Project
-from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
 from splatstudio.models.merging import place_of_merged, whole_of
@@ -262,7 +261,7 @@ class PreviewBar(Panel):
 
     def _show_own(self) -> None:
         newest = self._newest
-        if newest is not None:
+        if newest is not None and not self.page.keeps_the_view():
             self.controller.view(newest)
 
     def _said(self) -> str:
@@ -334,7 +333,8 @@ class PartBar(Panel):
             return
         whole = whole_of(part)
         if whole is not None:
-            self.controller.view(whole)
+            if not self.page.keeps_the_view():
+                self.controller.view(whole)
             return
         files = (part.path, *part.others)
         task = FileTask(f"Merging {len(files)} parts", files, place_of_merged(part.path))
@@ -440,7 +440,7 @@ class StatusPanel(Panel):
 
     def _press(self) -> None:
         controller = self.controller
-        if not self._single.counts() or self._keeps_the_model(controller.status.state == "viewing"):
+        if not self._single.counts() or (controller.status.state == "viewing" and self.page.keeps_the_view()):
             return
         if controller.can_train_more:
             controller.train_more(self._more.value)
@@ -448,16 +448,8 @@ class StatusPanel(Panel):
             controller.press_primary()
 
     def _begin_new_run(self) -> None:
-        if not self._keeps_the_model(self.controller.can_begin_new_run):
+        if not (self.controller.can_begin_new_run and self.page.keeps_the_view()):
             self.controller.begin_new_run()
-
-    def _keeps_the_model(self, would_go: bool) -> bool:
-        """Return whether the model in the view, which `would_go`, is worked with, and tell it."""
-        task = self.page.tasks.of_the_view if would_go else None
-        if task is not None:
-            goes_on = f"{task.doing} goes on with the model in the view"
-            self.page.notify(Notice("Not now", f"{goes_on}: wait for its end, or cancel it there first."))
-        return task is not None
 
     def look(self) -> None:
         """Look for the files beside a part."""

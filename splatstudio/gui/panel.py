@@ -24,6 +24,8 @@ from splatstudio.runtime.messages import Event
 
 # viser's camera moves with these, and with the arrow keys.
 CAMERA_KEYS = frozenset("WASDQE")
+REST_SECONDS = 1.0
+PRESS_SECONDS = 0.4  # within which a system takes two clicks for a double click
 FILE_HINT = "On the machine where the studio runs; folders are made as needed."
 
 
@@ -76,6 +78,47 @@ class Hotkeys:
                 action(event.client)
 
         return handle
+
+
+class Rest:
+    """The time for which a button that has come by itself cannot be pressed yet: REST_SECONDS."""
+
+    def __init__(self, ended: Callable[[], object]):
+        """Call `ended` when the time is over, from another thread."""
+        self._ended = ended
+        self._until: float | None = None  # None: the button is not there
+
+    def is_over(self, there: bool) -> bool:
+        """Return whether the button, which is `there` or not now, has been there for so long."""
+        now = time.monotonic()
+        if there and self._until is None:
+            self._until = now + REST_SECONDS
+            timer = threading.Timer(REST_SECONDS, self._ended)
+            timer.daemon = True
+            timer.start()
+        self._until = self._until if there else None
+        return self._until is not None and now >= self._until
+
+
+class SinglePress:
+    """Takes what is pressed again at once for the press before: a double click, or two pages in one moment.
+
+    By then the button does the opposite: who resumes would pause.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        """Ask `clock` for the time, in seconds."""
+        self._clock = clock
+        self._last: float | None = None
+        self._lock = threading.Lock()
+
+    def counts(self) -> bool:
+        """Return whether a press of now is one of its own."""
+        with self._lock:
+            now = self._clock()
+            alone = self._last is None or now - self._last >= PRESS_SECONDS
+            self._last = now
+            return alone
 
 
 class Panel:
@@ -228,6 +271,14 @@ class Page:
             kept = f"Kept existing {path_words(wanted)}; saved as {path.name}."
             self.notify(Notice(f"Writing {path.name}", kept))
         return path
+
+    def keeps_the_view(self) -> bool:
+        """Return whether a task works with the model in the view, which then stays there; that is told."""
+        task = self.tasks.of_the_view
+        if task is not None:
+            goes_on = f"{task.doing} goes on with the model in the view"
+            self.notify(Notice("Not now", f"{goes_on}: wait for its end, or cancel it there first."))
+        return task is not None
 
     def refuse(self, title: str, why: ValueError | OSError | str) -> None:
         """Tell everybody what was not done, and why."""

@@ -18,11 +18,10 @@ from gui_parts import as_user
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
-from splatstudio.gui import app, button_timing, dock
+from splatstudio.gui import app, dock, panel
 from splatstudio.gui.amounts import size
-from splatstudio.gui.button_timing import PRESS_SECONDS, Rest, SinglePress
 from splatstudio.gui.dock import StatusPanel, TimeBar, header_html, part_html, suggested_steps
-from splatstudio.gui.panel import Page
+from splatstudio.gui.panel import PRESS_SECONDS, Page, Rest, SinglePress
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status
@@ -60,7 +59,7 @@ def test_numbers_are_said_as_people_say_them() -> None:
 
 
 def test_a_button_that_comes_by_itself_cannot_be_pressed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(button_timing, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(panel, "REST_SECONDS", 0.05)
     ended = threading.Event()
     rest = Rest(ended.set)
     assert not rest.is_over(there=False) and not rest.is_over(there=True)

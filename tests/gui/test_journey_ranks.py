@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.app import open_attached
-from splatstudio.gui.button_timing import PRESS_SECONDS
+from splatstudio.gui.panel import PRESS_SECONDS
 from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.messages import PlateauReached
 from splatstudio.training.device_options import DeviceOptions

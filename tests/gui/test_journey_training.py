@@ -16,7 +16,7 @@ from studio_page import CANVAS, PAGE_TEST, Screen, likeness, press_on_the_scene
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.button_timing import PRESS_SECONDS
+from splatstudio.gui.panel import PRESS_SECONDS
 from splatstudio.gui.tabs.log import LogPanel
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image

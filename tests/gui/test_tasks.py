@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,3 +297,18 @@ def test_what_is_behind_another_model_is_said_as_it_is(page: Page) -> None:
     controller.preview.path = None
     bar.refresh()
     assert not bar._text.visible
+
+
+def test_which_task_ends_with_the_model_in_the_view(page: Any, tmp_path: Path) -> None:
+    board, controller, video = page.tasks, page.controller, RenderPath(CameraPath(()), tmp_path / "a.mp4")
+    of_training = board.submit(video)
+    assert board.of_the_view == of_training, "of a model from the disk"
+    controller.can_order = True
+    assert board.of_the_view is None, "a training goes on behind another model, and its tasks"
+    worker = SimpleNamespace(subscribe=lambda hear: None, send=lambda command: None)
+    controller.preview.worker = worker
+    assert board.of_the_view is None
+    of_preview = board.submit(video, worker=worker)
+    assert board.of_the_view == of_preview
+    board.follow(JobDone(of_preview.number, tmp_path / "a.mp4", 1))
+    assert board.of_the_view is None

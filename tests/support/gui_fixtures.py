@@ -108,6 +108,7 @@ def page(
         send=sent.append,
         other_model=None,
         shown_path=None,
+        can_order=False,
         model_state=lambda: ModelState(7, training=False),
     )
     viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")

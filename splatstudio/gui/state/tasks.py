@@ -125,9 +125,15 @@ class TaskBoard:
 
     @property
     def of_the_view(self) -> TaskStatus | None:
-        """Return a task in progress that ends with the model in the view, None where there is none."""
+        """Return a task in progress that ends where another model comes into the view, None without one.
+
+        Those of a training go on while it does, behind whatever is in the view.
+        """
+        shown = self._controller.preview.worker
+        if shown is None and self._controller.can_order:
+            return None
         with self._lock:
-            tasks = [task for task in self._tasks.values() if task.end is None and task.worker is None]
+            tasks = [task for task in self._tasks.values() if task.end is None and task.worker is shown]
         return next((task for task in tasks if not isinstance(task.kind, str)), None)
 
     def cancel(self, number: int) -> None:

@@ -409,6 +409,8 @@ class EvaluatePanel(Panel):
             self._show_model(end.output, owner)
 
     def _show_model(self, path: Path, owner: Path) -> None:
+        if self.page.keeps_the_view():
+            return
         self.controller.view(path)
         if self.controller.preview.path is None:
             self._opened = owner

@@ -17,8 +17,6 @@ from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
 from splatstudio.settings.setting import typed_output
 
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
-
-
 MESH_ENDINGS = (".obj", ".stl")  # that no file of splats has
 
 

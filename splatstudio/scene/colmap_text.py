@@ -116,9 +116,8 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    text = read_file(path, "the COLMAP file").decode(
-        "utf-8", "backslashreplace"
-    )  # of a name: see ImageFolder
+    # Names may be no text: see ImageFolder.
+    text = read_file(path, "the COLMAP file").decode("utf-8", "backslashreplace")
     # Not splitlines(): that also splits at characters that may stand in a file name.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.startswith("#"):

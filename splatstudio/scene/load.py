@@ -120,7 +120,7 @@ def load_scene(
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
     notes = (*notes, *scene.notes)
-    return replace(scene, test_images=tuple(test_images), images=images_folder or "", notes=notes)
+    return replace(scene, test_images=tuple(test_images), images=str(images_folder or ""), notes=notes)
 
 
 def _of_one_estimation(source: Path, read: Callable[[], tuple[Path, Capture]]) -> tuple[Path, Capture]:

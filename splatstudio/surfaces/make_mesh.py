@@ -375,7 +375,7 @@ def _placed(model: Model, mesh: Mesh, *, upright: bool) -> tuple[Mesh, float]:
     return mesh.transformed(back), similarity_scale(back)
 
 
-def is_there(diagonal: float, accuracy: float | None, completeness: float | None) -> bool:
+def _is_there(diagonal: float, accuracy: float | None, completeness: float | None) -> bool:
     """Return whether a surface lies where the scene's points do, as far as those tell; see `MeshReport`.
 
     `diagonal` and `accuracy` are of one unit.
@@ -423,5 +423,5 @@ def _report(
         holes=quality.num_holes(mesh),
         dropped_triangles=facts.dropped,
         scale=scale,
-        notes=facts.notes if is_there(mesh.diagonal / scale, *scores) else (ELSEWHERE, *facts.notes),
+        notes=facts.notes if _is_there(mesh.diagonal / scale, *scores) else (ELSEWHERE, *facts.notes),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from estimations import report_of
 from PIL import Image
 from textured_rooms import ring, table_with_boxes, write_photos
 
@@ -15,23 +16,7 @@ from splatstudio.poses.store import PoseStore
 
 
 def report(source: Path, left: list[LeftPhoto], groups: tuple[PoseGroup, ...] = ()) -> PoseReport:
-    return PoseReport(
-        store=str(source),
-        source=str(source),
-        fingerprint="",
-        num_photos=9,
-        posed=(),
-        left_out=tuple(left),
-        groups=groups,
-        doubtful=(),
-        cameras=(),
-        num_points=0,
-        error=0.0,
-        up="",
-        meters=None,
-        seconds={},
-        peak_bytes=0,
-    )
+    return report_of(source, left_out=tuple(left), groups=groups)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from started_programs import run_program
 
 from splatstudio.models.model import Model
 from splatstudio.runtime import messages
+from splatstudio.runtime.channel.codec import encode
 from splatstudio.runtime.channel.mailbox import Mailbox
 from splatstudio.runtime.headless_controller import keep_token, token_file
 from splatstudio.runtime.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
@@ -287,3 +288,17 @@ process.join()
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert "blocked: [1, 2, 15]" in told.stdout, told.stderr
+
+
+def test_an_event_that_cannot_be_read_keeps_none_from_being_heard(
+    blob_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = WorkerClient(messages.TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
+    heard: list[object] = []
+    client.subscribe(heard.append)
+    sent = [b"no event", encode(LOADED)]
+    group = SimpleNamespace(
+        wait=lambda: bool(sent), connection=SimpleNamespace(recv_bytes=lambda: sent.pop(0))
+    )
+    cast(Any, client._supervisor)._forward_events(group)
+    assert heard == [LOADED] and "could not be read" in caplog.text

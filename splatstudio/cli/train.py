@@ -333,7 +333,7 @@ def _planned(
 ) -> TrainConfig:
     """Return the settings of a plan for so many minutes; without, name one where it takes long."""
     if minutes is not None:
-        plan = plan_within(minutes, scene, config, times_on(devices.gpus[0]))
+        plan = plan_within(minutes, scene, config, times_on(devices.gpus[0]), given)
         console.print(f"Takes {plan.sentence}.")
         return plan.applied(config, given)
     if not given and devices.gpus == (None,):

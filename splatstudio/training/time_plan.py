@@ -133,16 +133,18 @@ def _splats_at(config: TrainConfig, scene: Scene) -> Iterator[tuple[int, float]]
         yield int(step), left * (first + grown * (last - first))
 
 
-def plan_within(minutes: float, scene: Scene, config: TrainConfig, times: StepTimes) -> TimePlan:
+def plan_within(
+    minutes: float, scene: Scene, config: TrainConfig, times: StepTimes, given: Collection[str] = ()
+) -> TimePlan:
     """Return the training with *fast* that gives the best picture in about so many minutes.
 
     The largest photos with which `ENOUGH_STEPS` fit, else the smallest that show anything, and as many
-    steps as fit then.
+    steps as fit then. The settings named in `given`, which the user asked for, are as in `config`.
     """
     best: tuple[int, int, float] | None = None
     for divisor in _divisors(scene, config):
         candidates = [
-            (divisor, steps, expected_seconds(_settings_of(config, divisor, steps), scene, times))
+            (divisor, steps, expected_seconds(_settings_of(config, divisor, steps, given), scene, times))
             for steps in STEPS
         ]
         fitting = [each for each in candidates if each[2] <= 60.0 * minutes] or candidates[:1]
@@ -164,8 +166,8 @@ def _divisors(scene: Scene, config: TrainConfig) -> Sequence[int]:
     return [each for each in chosen if pixels / each**2 >= MIN_PIXELS] or [config.downscale]
 
 
-def _settings_of(config: TrainConfig, divisor: int, steps: int) -> TrainConfig:
-    config = PRESETS["fast"].apply(config, ("steps",))
+def _settings_of(config: TrainConfig, divisor: int, steps: int, given: Collection[str]) -> TrainConfig:
+    config = PRESETS["fast"].apply(config, {*given, "steps"})
     return changed(changed(config, "downscale", divisor), "steps", steps)
 
 

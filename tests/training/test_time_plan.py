@@ -86,6 +86,15 @@ def test_no_more_is_planned_than_was_asked_for(large: Scene) -> None:
     assert applied.sh_degree_every == 123
 
 
+def test_the_time_is_that_of_the_training_that_was_asked_for(large: Scene) -> None:
+    many, given = changed(TrainConfig(), "fast.density", 1.0), ("fast.density",)
+    plan = plan_within(10.0, large, many, SLOW, given)
+    assert plan.seconds == expected_seconds(plan.applied(many, given), large, SLOW) <= 600
+    assert plan.seconds < expected_seconds(
+        plan_within(10.0, large, many, SLOW).applied(many, given), large, SLOW
+    )
+
+
 def test_where_nothing_fits_the_least_training_says_its_own_time(large: Scene) -> None:
     plan = plan_within(0.01, large, TrainConfig(), SLOW)
     assert plan.steps == 500 and plan.seconds > 0.6

@@ -7,9 +7,18 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+from example_checkpoints import example
 from started_programs import run_program, start_program
 
-from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
+from splatstudio.checkpoints import checkpoint
+from splatstudio.checkpoints.checkpoint import (
+    checkpoint_folders,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from splatstudio.operating_system import put_in_place
 
 # Saves steps 10, 20, ... of a model whose every number is the step, with ever so many shards, and keeps 3.
 SAVER = """
@@ -64,6 +73,24 @@ def test_kill_9_at_twenty_moments_leaves_only_good_checkpoints(tmp_path: Path) -
         _check_what_is_left(tmp_path, reached)
         reached = max([reached, *(load_checkpoint(f).step for f in checkpoint_folders(tmp_path)[-1:])])
     assert reached >= 100, "the saves were killed before any was complete"
+
+
+def test_a_checkpoint_takes_its_name_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill comes too seldom just then to be relied on."""
+    taken: list[str] = []
+
+    def put(source: Path, target: Path) -> None:
+        put_in_place(source, target)
+        if target.name.startswith("step_"):
+            assert load_checkpoint(target).step == 120, "readable from its first moment on"
+            taken.append(target.name)
+
+    monkeypatch.setattr(checkpoint, "put_in_place", put)
+    for seed in range(2):
+        save_checkpoint(tmp_path, example(seed=seed))
+    assert taken == ["step_00000120"] * 2, "the second in the place of the first"
 
 
 def _check_what_is_left(run: Path, reached: int) -> None:

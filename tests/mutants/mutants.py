@@ -430,9 +430,7 @@ FILES = (
             "        put_in_place(staging, final)\n"
             "        write_manifest(final, checkpoint, shards)\n"
         ),
-        (
-            "tests/checkpoints/test_checkpoint_faults.py::test_kill_9_at_twenty_moments_leaves_only_good_checkpoints",
-        ),
+        ("tests/checkpoints/test_checkpoint_faults.py::test_a_checkpoint_takes_its_name_when_it_is_whole",),
     ),
     Mutant(
         "a shard's hash is not compared",

@@ -319,6 +319,7 @@ def export(
         strict: Refuse a file with splats that would be left out, as a value of them is not finite.
         overwrite: Replace files that are there already.
     """
+    trim.check()
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     refuse_unwritable(output)

@@ -14,7 +14,7 @@ from splatstudio.cli.options import IN_THE_FILES, ONE_RANK, MeshPlace, MeshRanks
 from splatstudio.cli.overview import say_starting
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
+from splatstudio.surfaces.mesh_options import PLAIN_MESH, THE_FILES, MeshOptions, MeshTask
 
 if TYPE_CHECKING:
     from splatstudio.surfaces.make_mesh import Progress, WrittenMesh
@@ -46,8 +46,9 @@ def mesh(
         json: Print the report as one JSON object, and all else to standard error.
     """
     shape.check()
+    trim.check()
     task = MeshTask(
-        path, output, shape, place.scene, place.images, place.upright, trim=trim, box_in_files=True
+        path, output, shape, place.scene, place.images, place.upright, trim=trim, box_frame=THE_FILES
     )
     for written in task.files:
         refuse_existing(written, overwrite)

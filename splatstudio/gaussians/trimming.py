@@ -26,7 +26,8 @@ class Trim:
     min_opacity: float = 0.0
     crop: tuple[float, float, float, float, float, float] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError for what no model can be trimmed by."""
         if not 0 <= self.min_opacity < 1:
             raise ValueError(f"the least opacity lies between 0 and 1, not {self.min_opacity:g}")
         if self.crop is not None and not all(math.isfinite(value) for value in self.crop):
@@ -67,7 +68,8 @@ def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> Gaussi
 
 
 def _kept(gaussians: Gaussians, trim: Trim) -> Tensor:
-    """Return which Gaussians `trim` keeps, [N] bool."""
+    """Return which Gaussians `trim` keeps, [N] bool. Raises ValueError for values that cannot be used."""
+    trim.check()
     kept = gaussians.opacities.sigmoid() >= trim.min_opacity
     if trim.crop is not None:
         corners = gaussians.means.new_tensor(trim.crop).reshape(2, 3)

@@ -104,7 +104,7 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
     due, motion, last, length = 0.0, 0.0, 0.0, 0.0
     try:
         with av.open(str(video)) as container:
-            length = (container.duration or 0) / av.time_base
+            length = _length(container)
             for index, frame in enumerate(_frames(container)):
                 last = frame.time if frame.time is not None else last
                 if last < due and looks:
@@ -127,6 +127,24 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
 
 def _words(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+
+
+def _length(container: InputContainer) -> float:
+    """Return how many seconds of pictures a video says it has, 0 where it does not say.
+
+    Sound may go on after them, so that the whole file is longer.
+    """
+    import av
+
+    stream = container.streams.video[0]
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    of_matroska = stream.metadata.get("DURATION", "").split(":")  # as 00:00:09.800000000
+    try:
+        hours, minutes, seconds = map(float, of_matroska)
+    except ValueError:
+        return (container.duration or 0) / av.time_base
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def _frames(container: InputContainer) -> Iterator[av.VideoFrame]:

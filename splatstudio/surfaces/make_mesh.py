@@ -139,7 +139,8 @@ def _read(task: MeshTask) -> tuple[MeshOptions, Model, Scene | None]:
     if task.scene is not None or origin_of(task.path) is not None:
         scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)
     own = model.transform
-    frame = np.eye(4) if task.box_in_files and task.trim.crop is not None else own
+    cropped = task.box_frame is not None and task.trim.crop is not None
+    frame = np.array(task.box_frame) if cropped else own
     model = model.in_frame(frame)
     model = replace(model, gaussians=trimmed(model.gaussians, task.trim)).in_frame(own)
     return options, model, None if scene is None else _with_points_in(scene, frame, task.trim)

@@ -10,6 +10,8 @@ from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 
 MeshPreset = Literal["collision", "ground"]
 MeshColors = Literal["photos", "reliability", "none"]
+Frame = tuple[tuple[float, ...], ...]  # [4, 4], to which it leads from the coordinates of the scene's files
+THE_FILES: Frame = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
 RESOLUTION = 512
 SMOOTHING, MOST_SMOOTHING = 10, 200  # rounds
 TEXTURED_TRIANGLES = 50_000  # more take minutes to lay out flat
@@ -107,8 +109,7 @@ class MeshTask:
     """Which model becomes a mesh, and where that goes.
 
     `path` is a run, a checkpoint or a file of splats; `scene` and `images` name its scene where it is another
-    one than that of its training. What `trim` leaves out has no surface; its box is in the model's frame, or
-    in the coordinates of the scene's files.
+    one than that of its training. What `trim` leaves out has no surface; its box is in the frame `box_frame`.
     """
 
     path: Path
@@ -118,7 +119,7 @@ class MeshTask:
     images: str = ""
     upright: bool = False
     trim: Trim = KEEP_ALL
-    box_in_files: bool = False
+    box_frame: Frame | None = None  # None: the model's own
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -31,11 +31,23 @@ def test_faint_and_distant_gaussians_are_left_out() -> None:
 def test_what_makes_no_sense_is_said() -> None:
     for value in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="between 0 and 1"):
-            Trim(value)
+            trimmed(blobs(), Trim(value))
     with pytest.raises(ValueError, match="finite"):
-        Trim(crop=(0, 0, 0, 1, 1, float("inf")))
+        trimmed(blobs(), Trim(crop=(0, 0, 0, 1, 1, float("inf"))))
     with pytest.raises(ValueError, match="no splat is left"):
         trimmed(blobs(), Trim(crop=(90, 90, 90, 91, 91, 91)))
+
+
+@pytest.mark.parametrize("name", ["export", "mesh"])
+def test_what_makes_no_sense_is_one_line_before_any_work(
+    name: str, tmp_path: Path, command: CommandLine
+) -> None:
+    for given, sentence in (
+        (("--min-opacity", 5), "between 0 and 1, not 5"),
+        (("--crop", 1, 2, 3, 4, 5, "nan"), "finite numbers"),
+    ):
+        code, told = command(name, tmp_path / "missing.ply", "-o", tmp_path / "b.ply", *given)
+        assert code == 2 and sentence in told and len(told.splitlines()) == 1, told
 
 
 def test_the_command_line_leaves_out(tmp_path: Path, command: CommandLine) -> None:

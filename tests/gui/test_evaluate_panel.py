@@ -107,6 +107,26 @@ def test_scores_stay_in_sight_until_the_newest_model_has_its_own(
     assert "This model is not evaluated yet." in shown.content
 
 
+def test_scores_that_come_after_another_model_was_chosen_say_whose_they_are(
+    page: Any, run: Path, blob_scene: Scene
+) -> None:
+    for step in (10, 20):
+        save_checkpoint(run, example(step))
+    panel = evaluate_panel(page)
+    evaluated = entry_of(panel, 20)
+    task = FileTask("Evaluating", (evaluated.path,), evaluation=EvaluationTask(evaluated.path))
+    scored = SimpleNamespace(evaluation=evaluate(blobs(), blob_scene, indices=[0]), step=20, file=None)
+    end = cast(Any, SimpleNamespace(scored=scored, output=None))
+    shown = panel._scores._means
+    panel._ended(task, end, then_open=False)
+    assert "another model" not in shown.content
+    panel._list._pick(1, cast(Any, None))
+    panel._ended(task, end, then_open=False)
+    assert "These scores are of step 20: another model was chosen meanwhile." in shown.content
+    panel._ended(replace(task, paths=(Path("/elsewhere/other.ply"),)), end, then_open=False)
+    assert "These scores are of /elsewhere/other.ply" in shown.content
+
+
 def test_a_file_that_exists_is_not_written_over(
     page: Any, notices: list[Notice], sent: list[Any], tmp_path: Path
 ) -> None:

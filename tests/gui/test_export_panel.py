@@ -28,6 +28,7 @@ from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
+from splatstudio.runtime.file_tasks import FileTask
 from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded
 from splatstudio.settings.setting import typed_output
@@ -109,6 +110,20 @@ def test_a_mesh_goes_with_the_model_that_it_is_of(page: Any, run: Path, tmp_path
         page.controller.shown_path = shown
         section.refresh()
         assert (section._made is not None) == stays, shown
+
+
+def test_the_box_of_a_mesh_lies_where_the_page_shows_it(page: Page, run: Path, tmp_path: Path) -> None:
+    corners = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)
+    begun: list[FileTask] = []
+    page.tasks.start = lambda kind, task, ended: begun.append(task)  # type: ignore[method-assign]
+    section = MeshSection(page, lambda: Trim(crop=corners))
+    page.controller.shown_path = tmp_path / "of_another_run.ply"  # type: ignore[misc]
+    section._path.value = str(tmp_path / "mesh.glb")
+    section._start()
+    (mesh,) = (task.mesh for task in begun)
+    scene = page.controller.project.scene
+    assert mesh is not None and scene is not None and mesh.trim.crop == corners
+    assert np.array_equal(np.array(mesh.box_frame), scene.transform), "not in that model's own frame"
 
 
 @pytest.mark.parametrize("text", NAMELESS)

@@ -75,6 +75,27 @@ def test_a_video_that_ends_early_is_used_up_to_there(tmp_path: Path) -> None:
     assert any("cut off" in note or "damaged" in note for note in written.notes), written.notes
 
 
+@pytest.mark.parametrize("ending", [".mp4", ".mkv"])
+def test_sound_that_goes_on_after_the_pictures_cuts_nothing_off(tmp_path: Path, ending: str) -> None:
+    whole = write_video(tmp_path / "whole.mp4", table_with_boxes(), ring(60)[:12])
+    spoken = tmp_path / f"spoken{ending}"
+    with av.open(str(whole)) as source, av.open(str(spoken), "w") as target:
+        pictures = target.add_stream_from_template(source.streams.video[0])
+        sound = target.add_stream("aac", rate=8000, layout="mono")
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = pictures
+                target.mux(packet)
+        for start in range(0, 8 * 8000, 1024):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+            frame.sample_rate, frame.pts = 8000, start
+            target.mux(sound.encode(frame))
+        target.mux(sound.encode(None))
+    with av.open(str(spoken)) as container:
+        assert container.duration is not None and container.duration > 7e6
+    assert write_frames(spoken, tmp_path / "frames", 5, silent).notes == ()
+
+
 def test_what_shows_one_picture_or_nothing_is_refused(tmp_path: Path) -> None:
     still = write_video(tmp_path / "still.mp4", table_with_boxes(), np.stack([ring(9)[0]] * 12))
     with pytest.raises(ValueError, match="nothing moves"):

@@ -25,7 +25,7 @@ from splatstudio.surfaces.depth_views import cameras_between
 from splatstudio.surfaces.make_mesh import ELSEWHERE, MadeMesh, mesh_of_model, mesh_of_task
 from splatstudio.surfaces.mesh import Mesh, face_areas
 from splatstudio.surfaces.mesh_files import write_mesh
-from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
+from splatstudio.surfaces.mesh_options import THE_FILES, Frame, MeshOptions, MeshTask
 
 SPHERE = SOLIDS["sphere"]
 COARSE = MeshOptions(resolution=40)
@@ -124,19 +124,20 @@ def test_a_scene_of_two_centimeters_or_of_hundreds_of_meters_is_meshed_alike(
     assert other.report.completeness == pytest.approx(made.report.completeness)
 
 
-@pytest.mark.parametrize("in_files", [False, True])
+SHIFTED = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 5.0), (0.0, 0.0, 0.0, 1.0))
+
+
+@pytest.mark.parametrize(("frame", "half"), [(None, 0.0), (THE_FILES, 0.0), (SHIFTED, 5.0)])
 def test_what_is_cropped_has_no_surface_and_its_points_do_not_count(
-    run: Path, tmp_path: Path, in_files: bool
+    run: Path, tmp_path: Path, frame: Frame | None, half: float
 ) -> None:
     means = load_model(run).gaussians.means
     low, high = means.amin(dim=0), means.amax(dim=0)
     low[2] = (low[2] + high[2]) / 2
-    corners = [-9.0, -9.0, 0.0, 9.0, 9.0, 9.0] if in_files else [*low.tolist(), *high.tolist()]
+    corners = [*low.tolist(), *high.tolist()] if frame is None else [-9.0, -9.0, half, 9.0, 9.0, half + 9.0]
     trim = Trim(crop=tuple(corners))  # type: ignore[arg-type]
-    report = mesh_of_task(
-        MeshTask(run, tmp_path / "half.obj", COARSE, trim=trim, box_in_files=in_files)
-    ).report
-    assert not in_files or (report.size[2] < 0.7 * 2 * SIZE and report.size[0] > 0.8 * 2 * SIZE)
+    report = mesh_of_task(MeshTask(run, tmp_path / "half.obj", COARSE, trim=trim, box_frame=frame)).report
+    assert frame is None or (report.size[2] < 0.7 * 2 * SIZE and report.size[0] > 0.8 * 2 * SIZE)
     assert report.completeness is not None and report.completeness > 0.9, "the other half is not missed"
     assert 500 < report.sparse_points < 1000
 

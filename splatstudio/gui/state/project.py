@@ -524,6 +524,12 @@ def has_sky(path: Path) -> bool:
         return False
 
 
+def frame_of(project: Project) -> tuple[tuple[float, ...], ...] | None:
+    """Return what `transform_of` does, as it is sent to another process."""
+    transform = transform_of(project)
+    return None if transform is None else tuple(map(tuple, transform.tolist()))
+
+
 def transform_of(project: Project) -> np.ndarray | None:
     """Return the transform from the coordinates of the files to the page's, [4, 4]; None: the same."""
     if project.scene is not None:

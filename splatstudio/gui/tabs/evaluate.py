@@ -401,12 +401,23 @@ class EvaluatePanel(Panel):
         owner = folder_of_model(task.paths[0])
         with self._lock:
             if end.scored is not None:
-                self._scores.show(end.scored.evaluation, end.scored.step, owner)
+                note = self._of_another(task, end.scored.step)
+                self._scores.show(end.scored.evaluation, end.scored.step, owner, note)
             self._list.stale = True
         if end.scored is not None and end.scored.file is not None:
             self.controller.take_scores(end.scored.file)
         if then_open and end.output is not None:
             self._show_model(end.output, owner)
+
+    def _of_another(self, task: FileTask, step: int | None) -> str:
+        """Return a sentence on whose scores these are where another model is chosen now, else ""."""
+        chosen = self._list.selected
+        if chosen is None or set(_files(chosen)) == set(task.paths):
+            return ""
+        model = task.paths[0]
+        same_run = step is not None and folder_of_model(model) == chosen.owner
+        whose = f"step {step:,}" if same_run else path_words(model)
+        return f"These scores are of {whose}: another model was chosen meanwhile."
 
     def _show_model(self, path: Path, owner: Path) -> None:
         if self.page.keeps_the_view():

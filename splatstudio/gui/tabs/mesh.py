@@ -11,6 +11,7 @@ from splatstudio.files.path_words import path_words
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel, when_user
+from splatstudio.gui.state.project import frame_of
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.settings.setting import typed_output
@@ -174,7 +175,8 @@ class MeshSection(Panel):
         options = self._options()
         options.check()
         check_mesh_output(typed, textured=options.texture is not None)
-        mesh = MeshTask(model, self.page.free(typed), options, trim=self._trim())
+        frame = frame_of(self.controller.project)
+        mesh = MeshTask(model, self.page.free(typed), options, trim=self._trim(), box_frame=frame)
         for file in mesh.files[2:]:  # of a texture: they follow the name of the mesh
             if file.exists():
                 part = TEXTURE_PARTS[file.suffix]

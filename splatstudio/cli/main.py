@@ -289,7 +289,8 @@ def merge_(
     merged = merged_parts(paths)
     exported = merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
-    console.print(f"Step {merged.step}: {rows} = {len(merged):,} splats of {len(merged.rows)} ranks")
+    whose = f"{len(merged.rows)} ranks" if len(merged.rows) > 1 else "the only rank"
+    console.print(f"Step {merged.step}: {rows} = {len(merged):,} splats of {whose}")
     console.print(f"Written to {output}")
     if exported.note:
         console.print(exported.note, style="yellow", markup=False)

@@ -17,6 +17,7 @@ from gui_parts import as_user, evaluate_panel
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, write_evaluation
 from splatstudio.files.run import Run
+from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import ViewSettings
 from splatstudio.gui.tabs.compare_runs import RunComparison, difference_in, row_of, runs_html
 from splatstudio.gui.tabs.halves import halves_of
@@ -126,6 +127,20 @@ def test_the_newest_whole_model_is_shown_beside(page: Any, run: Path, other: Pat
         file.unlink()
     with pytest.raises(ValueError, match="no whole model to show"):
         panel._show_both()
+
+
+def test_a_model_of_another_scene_is_shown_with_a_word_on_it(
+    page: Any, run: Path, other: Path, notices: list[Notice]
+) -> None:
+    page.controller.compare_with = lambda path: None
+    elsewhere = Run.create(run.parent / "elsewhere", run.parent / "garden", TrainConfig()).path
+    save_checkpoint(elsewhere, example(20))
+    panel = comparison_of(page)
+    for name, told in (("other <b>", 0), ("elsewhere", 1)):
+        as_user(panel._other, name)
+        panel._show_both()
+        assert len(notices) == told, name
+    assert "shows garden." in notices[0].text and "coordinates" in notices[0].text
 
 
 def test_the_halves_bear_the_names_of_their_runs(page: Any, run: Path, other: Path) -> None:

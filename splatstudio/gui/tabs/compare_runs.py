@@ -15,11 +15,13 @@ from splatstudio.files.path_words import path_words
 from splatstudio.files.run import newest_scores, read_metrics, scene_of, score_files
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.history import History, history_of, scores_in
+from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
 
 MAX_RUNS = 12  # in the table, the newest
 NOBODY = "–"
+ELSEWHERE = "Where the scenes' files have other coordinates, the two pictures do not show the same place."
 COLUMNS: tuple[tuple[str, Callable[[Evaluation], float | None], str], ...] = (
     ("PSNR", lambda scores: scores.psnr, ".2f"),
     ("SSIM", lambda scores: scores.ssim, ".3f"),
@@ -200,3 +202,8 @@ class RunComparison(Panel):
             told = path_words(entry.path)
             raise ValueError(f"{told} is one rank's part: merge the parts above, and open the result.")
         self.controller.compare_with(entry.path)
+        own, other = self.controller.project.scene, scene_of(folder)
+        if own is not None and other is not None and other != own.path.resolve():
+            self.page.notify(
+                Notice("A model of another scene", f"{path_words(folder)} shows {other.name}. {ELSEWHERE}")
+            )

@@ -14,10 +14,10 @@ def main() -> None:
     """
     try:
         end_by_signals()
-        from splatstudio.cli.overview import answer
+        from splatstudio.cli.overview import answer, tell
 
         if (told := answer(sys.argv[1:])) is not None:
-            sys.exit(print(told))
+            sys.exit(tell(told))
         from splatstudio.cli import main as cli
 
         cli.main()

@@ -12,6 +12,13 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def reason(error: BaseException) -> str:
+    """Return why something failed; what the system says comes without its number, behind the file's name."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return first_line(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
 def essence(error: BaseException) -> str:
     """Return the first line of an exception's text, with the last where that has the cause, as NCCL's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -26,6 +33,8 @@ def in_words(error: BaseException) -> str:
         return f"{error.filename} cannot be read or written: {error.strerror}"
     if isinstance(error, OSError) and (error.strerror or "").startswith("No usable temporary directory"):
         return f"{error.strerror}: make room in one of them, or name another folder in the variable TMPDIR"
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
     if isinstance(error, MemoryError):
         return (
             f"there is not enough memory: {first_line(error)}; close other programs, or use a larger machine"

@@ -341,6 +341,14 @@ def has_no_reader(descriptor: int) -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
 
 
+def of_one_driver(descriptor: int, other: int) -> bool:
+    """Return whether two devices are the same, or of one driver, as /dev/null and /dev/full are."""
+    one, two = os.fstat(descriptor), os.fstat(other)
+    if not hasattr(os, "major"):
+        return os.path.samestat(one, two)
+    return os.major(one.st_rdev) == os.major(two.st_rdev)
+
+
 def limit_sending(line: socket.socket, seconds: float, gone_seconds: float) -> None:
     """Let sending fail where the other end does not read for `seconds`, or its machine is gone.
 

@@ -36,7 +36,7 @@ from splatstudio.cli.options import (
     Scores,
     attach_token,
 )
-from splatstudio.cli.overview import answer, say_starting
+from splatstudio.cli.overview import AS_SIGPIPE, answer, not_written, say_starting, tell
 from splatstudio.cli.short_help import SHORT_HELP, short_help
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
@@ -53,7 +53,8 @@ from splatstudio.settings.config import TrainConfig, check, settings_named, with
 from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 
-AS_SIGPIPE = 141  # the exit code that a shell gives a command which SIGPIPE ended
+BEGINS_AT_HOME = re.compile(r"(--[\w.-]+=)?(~(?:[/\\].*)?)", re.DOTALL)  # a path, or an option with one
+NARROWEST = 20  # columns of a help text; in fewer than six, tyro never ends to wrap it
 
 
 def nobody_reads() -> bool:
@@ -520,14 +521,16 @@ def run_command(name: str, *arguments: str) -> int | CommandResult:
     too old.
     """
     refuse_torch(installed_torch())
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     return tyro.cli(COMMANDS[name], prog=f"splatstudio {name}", args=arguments)
 
 
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
-    arguments = with_fit_batch(sys.argv[1:])
+    arguments = with_home_folders(with_fit_batch(sys.argv[1:]))
     if (told := answer(arguments)) is not None:
-        sys.exit(print(told))
+        sys.exit(tell(told))
     if arguments[0] in ("help", "--help", "-h"):
         arguments = [*arguments[1:2], "--help"]
     name, *rest = arguments
@@ -563,6 +566,15 @@ def _run(arguments: Sequence[str]) -> CommandResult:
         return failed(in_words(error))
 
 
+def with_home_folders(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with ~ replaced where a path begins with it, as in --run=~/runs/garden.
+
+    Of that a shell leaves the ~ as it is, and it would become a folder of that name.
+    """
+    found = [(word, BEGINS_AT_HOME.fullmatch(word)) for word in arguments]
+    return [word if at is None else (at[1] or "") + os.path.expanduser(at[2]) for word, at in found]
+
+
 def _run_for_json(arguments: Sequence[str]) -> CommandResult:
     """Run a command, and print its result or its error as one JSON object."""
     try:
@@ -577,7 +589,7 @@ def _run_for_json(arguments: Sequence[str]) -> CommandResult:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             leave_unread()
         if not leave_closed_terminal():
-            raise
+            return CommandResult(not_written(error), {})
     return result
 
 

@@ -268,7 +268,7 @@ def _opened_before(path: Path) -> Entry:
 
 
 def _runs() -> Iterator[Entry]:
-    files = sorted(RUNS.glob("*/run.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = sorted(filter(Path.exists, RUNS.glob("*/run.json")), key=os.path.getmtime, reverse=True)
     for folder in [file.parent for file in files][:MOST_RUNS]:
         try:
             run = Run.open(folder)

@@ -188,6 +188,11 @@ def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:
     return float(psnr) if isinstance(psnr, (int, float)) and math.isfinite(psnr) else None
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run; a link whose target is gone is none."""
+    return (folder / "run.json").exists()
+
+
 def scene_of(run_dir: Path) -> Path | None:
     """Return the scene that a run trains, None where its run.json cannot be read."""
     try:
@@ -284,7 +289,7 @@ def _locked(path: Path) -> tuple[int, bool]:
                 time.sleep(0.05)
                 continue
             raise ValueError(
-                f"the run {path.parent} is being trained by {holder}: stop it there, or train into another"
+                f"the run {path.parent} is in use by {holder}: end that, or train into another"
                 " folder with --run"
             ) from error
         except BaseException as error:

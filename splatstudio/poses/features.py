@@ -43,9 +43,9 @@ def find_features(store: PoseStore, manifest: Manifest, announce: Announce) -> N
     options.sift.max_num_features = MAX_FEATURES
     done = features_in(store.database)
     cameras = _cameras(store, manifest)
-    order = sorted(manifest.used, key=lambda photo: (photo.camera, photo.masked, photo.name))
+    order = sorted(manifest.used, key=lambda photo: (photo.camera, photo.mask is not None, photo.name))
     num_done = sum(photo.name in done for photo in order)
-    for (camera, masked), group in groupby(order, key=lambda photo: (photo.camera, photo.masked)):
+    for (camera, masked), group in groupby(order, key=lambda photo: (photo.camera, photo.mask is not None)):
         names = [photo.name for photo in group if photo.name not in done]
         reader = pycolmap.ImageReaderOptions()
         reader.existing_camera_id = cameras[camera]

@@ -29,14 +29,14 @@ from splatstudio.poses.sharpness import sharpness_of
 from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import write_frames
 from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
-from splatstudio.scene.layout import PICTURES, VIDEO_SUFFIXES, is_video
+from splatstudio.scene.layout import COPIES, MADE_OF_PHOTOS, VIDEO_SUFFIXES, is_video
 from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header
 
 HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
 SMALLEST_SIDE = 320  # pixels of the longer side: icons and thumbnails have fewer
 FEWEST_PHOTOS = 3
-MEASURING = 2  # raise it when `_measured` tells something else of the same file
+MEASURING = 3  # raise it when `_measured` tells something else of the same file
 MEASURED_SIDE = 640  # pixels, at which sharpness is measured
 MASKS = ("masks", "mask")
 SAME = "the same file as "
@@ -62,7 +62,7 @@ class Sources:
 def find_sources(source: Path) -> Sources:
     """Return the photos and videos in a folder and below it, or the one video; nothing is opened.
 
-    Folders of masks, of smaller copies and of runs are passed over. Where the folder has `images` and no
+    Folders of masks, smaller copies, depths and runs are passed over. Where the folder has `images` and no
     picture beside it, that is the folder of the photos. Raises ValueError where it cannot be read.
     """
     if is_video(source):
@@ -91,14 +91,15 @@ def _is_input(path: Path) -> bool:
 
 
 def _walk(root: Path) -> Iterable[Path]:
-    for path in root.iterdir():
-        if path.name.startswith("."):
-            continue
+    there = [path for path in root.iterdir() if not path.name.startswith(".")]
+    # Of what else would they be smaller copies? Folders that are alone are photos of two days, or so.
+    has_originals = any(path.name in IMAGE_FOLDERS or _is_input(path) for path in there)
+    for path in there:
         if not path.is_dir():
             yield path
-        elif (path / "run.json").exists():
+        elif (path / "run.json").exists() or MADE_OF_PHOTOS.fullmatch(path.name):
             continue
-        elif path.name in IMAGE_FOLDERS or not path.name.startswith((*PICTURES, *MASKS)):
+        elif not (has_originals and COPIES.fullmatch(path.name)):
             yield from _walk(path)
 
 
@@ -163,6 +164,8 @@ def changes(store: PoseStore) -> str | None:
         return None
     sources = find_sources(store.source)
     there = {_relative(path, sources.root): path for path in (*sources.photos, *sources.videos)}
+    masks = None if sources.masks is None else ImageFolder(sources.masks)
+    knows_masks = manifest.measuring == MEASURING  # earlier ones tell only whether there was one
     then = {photo.source: photo for photo in manifest.photos}
     counts = Counter[str]()
     for name, path in there.items():
@@ -170,9 +173,12 @@ def changes(store: PoseStore) -> str | None:
             counts["new"] += 1
         elif (then[name].num_bytes, then[name].mtime_ns) != _stamp(path):
             counts["changed"] += 1
+        elif knows_masks and not then[name].left_out and then[name].seconds is None:
+            counts["with another mask"] += then[name].mask != _mask_stamp(masks, name)
     unread = {_relative(path, sources.root) for path, _ in sources.not_read}
     counts["gone"] = len(then.keys() - there.keys() - unread)
-    told = [f"{number} {what}" for what in ("new", "changed", "gone") if (number := counts[what])]
+    words = ("new", "changed", "with another mask", "gone")
+    told = [f"{number} {what}" for what in words if (number := counts[what])]
     return ", ".join(told) or None
 
 
@@ -205,6 +211,12 @@ def _store_names(sources: Sources) -> dict[Path, str]:
     return names
 
 
+def _mask_stamp(masks: ImageFolder | None, name: str) -> tuple[int, int] | None:
+    """Return the stamp of a photo's mask, None where it has none."""
+    mask = find_mask(masks, name)
+    return None if mask is None else _stamp(mask)
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
@@ -228,6 +240,7 @@ def _photo(
     """Return what is known of a photo, and bring its picture and mask into the store under a name."""
     converted = path.suffix.lower() in CONVERTED_SUFFIXES
     mask = find_mask(masks, _relative(path, root))
+    mask_stamp = None if mask is None else _stamp(mask)
     if mask is not None:
         _link(mask, store.masks / f"{name}.png")
     before, picture = known.get(_relative(path, root)), store.images / name
@@ -235,13 +248,13 @@ def _photo(
     # One that was left out beside an equal one has no picture here, and may be the only one by now.
     refused = before is not None and before.left_out and not before.left_out.startswith(SAME)
     if before is not None and same and (refused or (before.name == name and picture.exists())):
-        kept = msgspec.structs.replace(before, masked=mask is not None)
+        kept = msgspec.structs.replace(before, mask=mask_stamp)
         return kept if refused else msgspec.structs.replace(kept, left_out="")
     try:
         facts = _measured(path, picture if converted else None)
     except ValueError as error:
         return _stamped(path, root, left_out=_reason(error, path))
-    photo = _stamped(path, root, **{"name": name, "masked": mask is not None, **facts})
+    photo = _stamped(path, root, **{"name": name, "mask": mask_stamp, **facts})
     if max(photo.width, photo.height) < SMALLEST_SIDE:
         return msgspec.structs.replace(photo, left_out=f"{photo.width} x {photo.height} pixels: too small")
     if not converted:
@@ -429,7 +442,7 @@ def _tidy(store: PoseStore, manifest: Manifest, before: Manifest | None) -> None
         store.forget(stale)
     for folder, names in (
         (store.images, set(used)),
-        (store.masks, {f"{name}.png" for name, photo in used.items() if photo.masked}),
+        (store.masks, {f"{name}.png" for name, photo in used.items() if photo.mask}),
     ):
         for path in [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]:
             if _relative(path, folder) not in names:
@@ -440,4 +453,4 @@ def _identity(photo: InputPhoto | None) -> tuple[object, ...]:
     """Return what a picture's features depend on."""
     if photo is None:
         return ()
-    return photo.num_bytes, photo.mtime_ns, photo.seconds, photo.masked, photo.camera
+    return photo.num_bytes, photo.mtime_ns, photo.seconds, photo.mask, photo.camera

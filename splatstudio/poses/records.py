@@ -35,7 +35,7 @@ class InputPhoto(msgspec.Struct, frozen=True, kw_only=True):
     sharpness: float = 0.0
     seconds: float | None = None  # in its video
     gravity: tuple[float, float, float] | None = None  # downward, in the axes of the stored picture
-    masked: bool = False
+    mask: tuple[int, int] | None = None  # bytes and mtime_ns of its mask; None: it has none
     left_out: str = ""  # why it is not used
 
 

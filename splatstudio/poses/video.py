@@ -15,6 +15,7 @@ from splatstudio.poses.sharpness import sharpness_of
 if TYPE_CHECKING:
     import av
     from av.container import InputContainer
+    from av.error import FFmpegError
 
 # The picture moves by this share of its side from one stretch to the next: neighbors overlap by nine tenths.
 MOTION_OF_A_FRAME = 0.06
@@ -99,11 +100,15 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
     import av  # here, not above: `splatstudio info` needs none of it
     from av.error import FFmpegError
 
+    if video.stat().st_size == 0:
+        raise ValueError("it is empty; copy it again")
     looks, notes = list[Look](), list[str]()
     before: np.ndarray | None = None
     due, motion, last, length = 0.0, 0.0, 0.0, 0.0
     try:
         with av.open(str(video)) as container:
+            if not container.streams.video:
+                raise ValueError("it has no pictures, only sound: name the video itself")
             length = _length(container)
             for index, frame in enumerate(_frames(container)):
                 last = frame.time if frame.time is not None else last
@@ -116,7 +121,7 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
                 before = small
                 looks.append(Look(index, last, motion, sharpness_of(gray)))
                 announce(min(1.0, last / length) if length else 0.0)
-    except (FFmpegError, OSError, IndexError) as error:
+    except (FFmpegError, OSError) as error:
         if len(looks) < 3:
             raise ValueError(f"it is damaged or cut off ({_words(error)}); copy it again") from error
         notes.append(f"damaged after {last:.1f} s, and used up to there ({_words(error)})")
@@ -125,8 +130,8 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
     return looks, notes
 
 
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+def _words(error: FFmpegError | OSError) -> str:
+    return error.strerror or first_line(error)
 
 
 def _length(container: InputContainer) -> float:

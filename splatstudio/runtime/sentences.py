@@ -105,7 +105,11 @@ def _what_is_safe(job: Job) -> str:
         kept = job.before is not None and newest_checkpoint(job.before) is not None
         old = f" The run before, {job.before}, is as it was." if kept else ""
         return f"Nothing was saved yet; press Start to begin again.{old}"
-    return f"The checkpoint of step {checkpoint_step(newest):,} is safe; press Resume to go on from it."
+    step = checkpoint_step(newest)
+    planned = dict(job.settings).get("steps", job.config.steps)
+    assert isinstance(planned, int)
+    then = "press Resume to go on from it" if step < planned else "all planned steps are done"
+    return f"The checkpoint of step {step:,} is safe; {then}."
 
 
 def plateau_words(event: PlateauReached) -> str:

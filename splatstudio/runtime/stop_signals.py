@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import FrameType
 
-from splatstudio.operating_system import HANG_UP, STOP_SIGNALS, unblock
+from splatstudio.operating_system import HANG_UP, STOP_SIGNALS, of_one_driver, unblock
 
 
 class StopSignal(KeyboardInterrupt):
@@ -147,7 +147,7 @@ def leave_closed_terminal() -> bool:
             # A terminal that was closed no longer says that it is one.
             if file is None or not stat.S_ISCHR(os.fstat(file.fileno()).st_mode) or os.isatty(file.fileno()):
                 continue
-            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(nowhere)):
+            if not of_one_driver(file.fileno(), nowhere):  # nor /dev/full, which is no terminal
                 os.dup2(nowhere, file.fileno())
                 left = True
         os.close(nowhere)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,10 @@ MOST_LISTED = 8
 STORE = ".splatstudio"  # the folder in which estimated poses are kept
 REPLACED = "sparse.before"  # there, what others are being put in place of, for a moment
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mts", ".3gp")
-# Folders of what belongs to a scene, beside its poses.
-PICTURES = ("images", "masks", "depth", "normals")
+# Folders of what belongs to a scene, beside its poses: its photos, smaller copies of them, and what other
+# programs make for each photo. Others whose names begin so, as images_of_the_church, are the user's own.
+COPIES = re.compile(r"(images|input)_\d+(_png)?")
+MADE_OF_PHOTOS = re.compile(r"(masks?|depths?|normals?)(_(\d+|maps?|npy|png))?")
 
 
 class NoPhotos(ValueError):
@@ -246,5 +249,9 @@ def _subfolders(folder: Path) -> list[Path]:
             names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError:
         return []
-    names = [name for name in names if not name.startswith((".", *PICTURES))]
+    names = [name for name in names if not (name.startswith(".") or _is_of_a_scene(name))]
     return [folder / name for name in names if not (folder / name / "run.json").exists()]
+
+
+def _is_of_a_scene(name: str) -> bool:
+    return name == "images" or bool(COPIES.fullmatch(name) or MADE_OF_PHOTOS.fullmatch(name))

@@ -16,6 +16,7 @@ from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.error_text import reason
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import Run, RunLock
@@ -402,8 +403,8 @@ class Session:
             result = self._saver.save(self._checkpoint())
         except OSError as error:
             result = SaveResult(self.trainer.step, None, error)
-        if result.path is None:
-            return f"Step {result.step} could not be written: {result.error}. {SAFE}."
+        if result.error is not None and result.path is None:
+            return f"Step {result.step} could not be written: {reason(result.error)}. {SAFE}."
         self._note(result)
         return None
 
@@ -427,16 +428,15 @@ def _problem(step: int, error: Exception, well: str) -> str:
     what = f"The figures of step {step} could not be written"
     if not isinstance(error, OSError):
         what = f"Step {step} could not be evaluated"
-    return f"{what}: {error}. {well}"
+    return f"{what}: {reason(error)}. {well}"
 
 
 def _save_problem(result: SaveResult, well: str) -> str:
     assert result.error is not None
+    why = reason(result.error)
     if result.path is None:
-        return f"Step {result.step} could not be written: {result.error}. {well}"
-    return (
-        f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}. {well}"
-    )
+        return f"Step {result.step} could not be written: {why}. {well}"
+    return f"Step {result.step} is saved, but an older checkpoint could not be deleted: {why}. {well}"
 
 
 def _set_lost_scores_aside(run_dir: Path, step: int) -> str:

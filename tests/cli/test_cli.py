@@ -161,7 +161,7 @@ def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken
     arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
     lock = RunLock(run_dir)
     code, output = command(*arguments)
-    assert code == 2 and f"is being trained by process {os.getpid()}" in output
+    assert code == 2 and f"is in use by process {os.getpid()}" in output
     left = lock.path.read_text()
     lock.release()
     lock.path.write_text(left)  # as after a kill

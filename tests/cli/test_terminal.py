@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from command_line import CommandLine
 
 from splatstudio.cli import terminal
-from splatstudio.cli.main import main, nobody_reads
+from splatstudio.cli.main import main, nobody_reads, with_home_folders
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run
@@ -54,6 +55,34 @@ def test_output_that_nobody_reads_ends_without_a_word() -> None:
     process.stdout.close()
     _, errors = process.communicate(timeout=250)
     assert process.returncode and errors == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux's")
+@pytest.mark.parametrize("words", [("--version",), ("info", str(DEMO), "--json")])
+def test_output_that_cannot_be_written_is_an_error(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "splatstudio", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=250)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("columns", ["1", "5"])
+def test_help_ends_also_where_there_is_hardly_a_column(
+    columns: str, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, told = command("export", "--help")
+    assert code == 0 and "--min-opacity" in told
+
+
+def test_a_path_that_begins_at_home_is_one_also_behind_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of me")
+    typed = ["train", "~/scene", "--run=~/runs/a b", "--run", "~", "--title=~x", "a~/b", "~backup.ply"]
+    assert with_home_folders(typed) == [
+        *("train", "/home/of me/scene", "--run=/home/of me/runs/a b", "--run", "/home/of me"),
+        *("--title=~x", "a~/b", "~backup.ply"),
+    ]
 
 
 def test_who_reads_by_a_socket_can_have_gone_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_a_run_that_is_trained_or_read_is_neither_deleted_nor_renamed(
     before = everything(run)
     lock = RunLock(run)
     for deed in (delete_run, lambda path: rename_run(path, "new")):
-        with pytest.raises(ValueError, match="is being trained by process"):
+        with pytest.raises(ValueError, match="is in use by process"):
             deed(run)
     lock.release()
     held = hold(run / "ckpts" / "step_00007000")

@@ -35,7 +35,7 @@ def test_a_second_one_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     assert lock.left_by is None
     written = json.loads((tmp_path / "lock").read_text())
     assert written["pid"] == os.getpid() and set(written) == {"pid", "host", "since"}
-    with pytest.raises(ValueError, match=f"is being trained by process {os.getpid()} on "):
+    with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on "):
         RunLock(tmp_path)
     lock.release()
     assert list(tmp_path.iterdir()) == []

@@ -132,6 +132,25 @@ def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(training
     it.wait(lambda status: status.state == "training" and status.step > step, "training again")
 
 
+def test_a_process_that_dies_after_all_steps_leaves_the_way_to_its_model(
+    steered: Desks, blob_folder: Path, blob_scene: Scene
+) -> None:
+    trained_run(blob_scene, Path("runs/blobs"))
+    it = steered(blob_folder)
+    controller = it.controller
+    it.wait(lambda status: status.state == "viewing", "the model on view")
+    controller.change_settings({"steps": 6})
+    controller.press_primary()
+    it.wait(lambda status: status.state == "finished", "all steps done")
+    os.kill(controller._worker.pid, signal.SIGKILL)
+    it.wait(lambda status: status.state == "ended", "ended")
+    safe = "step 6 is safe; all planned steps are done"
+    it.wait(lambda _: any(safe in notice.text for notice in it.notices), "told what is safe")
+    it.wait(lambda _: controller.choice().label == "Show step 6", "offered to see it")
+    controller.press_primary()
+    it.wait(lambda status: status.state == "viewing" and status.step == 6, "it is in the view")
+
+
 def test_starting_over_leaves_the_old_run_alone(steered: Desks, blob_folder: Path, blob_scene: Scene) -> None:
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
     before = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}

@@ -87,6 +87,7 @@ def test_an_unreadable_run_of_another_is_left_aside_with_a_note(
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
     Path("runs/blobs-9").mkdir()
     Path("runs/blobs-9/run.json").write_text("{cut off")
+    Path("runs/blobs-8").symlink_to("/of/a/disk/that/is/away")
     project = open_project(blob_folder, TrainConfig(), None)
     assert project.model_path == checkpoint and any("blobs-9 is left aside" in n for n in project.notes)
     with pytest.raises(ValueError, match="damaged"):

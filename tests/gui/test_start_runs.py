@@ -85,7 +85,7 @@ def test_a_run_that_is_trained_stays(page: StartPage, folder: Path, monkeypatch:
     visitor, lock = Visitor(page), RunLock(folder / "runs" / "two")
     for deed in ("delete", "rename"):
         assert visitor.ask("/run", do=deed, name="x", key=visitor.key, folder="runs/two")[0] == 303
-        assert "is being trained by process" in visitor.get()[1]
+        assert "is in use by process" in visitor.get()[1]
     lock.release()
     assert (folder / "runs" / "two" / "run.json").exists()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from pose_errors import pose_errors
 from textured_rooms import FOCAL, UP, ring, table_with_boxes, write_photos, write_video
 
@@ -118,6 +119,28 @@ def test_photos_that_come_go_and_change_are_noticed(copy: Path) -> None:
     after = keypoints(copy)
     assert set(after) == {f"room_{i:03d}.jpg" for i in range(8)}
     assert {name for name in after if after[name] != before[name]} == {"room_000.jpg"}
+
+
+def test_masks_that_come_change_and_go_are_noticed(copy: Path) -> None:
+    before, store = keypoints(copy), PoseStore(copy)
+    mask = copy / "masks" / "room_002.png"
+    mask.parent.mkdir()
+    half = np.full((360, 480), 255, np.uint8)
+    half[:, :200] = 0
+    Image.fromarray(half).save(mask)
+    note = note_on_changes(copy)
+    assert note is not None and "(1 with another mask)" in note
+    estimate_poses(copy)
+    assert (store.masks / "room_002.jpg.png").exists() and note_on_changes(copy) is None
+    masked = keypoints(copy)
+    assert {name for name in masked if masked[name] != before[name]} == {"room_002.jpg"}
+    assert len(masked["room_002.jpg"]) < len(before["room_002.jpg"])
+    Image.fromarray(255 - half).save(mask)
+    estimate_poses(copy)
+    assert keypoints(copy)["room_002.jpg"] not in (masked["room_002.jpg"], before["room_002.jpg"])
+    shutil.rmtree(mask.parent)
+    estimate_poses(copy)
+    assert keypoints(copy) == before and not list(store.masks.iterdir())
 
 
 def test_a_damaged_database_is_made_again(copy: Path) -> None:

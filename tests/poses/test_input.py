@@ -78,8 +78,22 @@ def test_folders_of_masks_and_smaller_copies_are_no_photos(tmp_path: Path) -> No
     Image.new("L", (480, 360), 255).save(tmp_path / "masks" / "room_001.png")
     store, photos, _ = read(tmp_path)
     assert set(photos) == {f"room_{i:03d}.jpg" for i in range(3)}
-    assert [photos[name].masked for name in sorted(photos)] == [False, True, False]
+    assert [photos[name].mask is not None for name in sorted(photos)] == [False, True, False]
     assert (store.masks / "room_001.jpg.png").exists()
+
+
+def test_folders_whose_names_begin_like_those_of_copies_are_the_users_own(tmp_path: Path) -> None:
+    walls = table_with_boxes()
+    ours = ("images_day1", "images_2", "masked ball", "depth of field")
+    for name in ours:
+        write_photos(tmp_path / name, walls, ring(20)[:1])
+    for name in ("masks_png", "depth_maps", "normals"):
+        write_photos(tmp_path / name, walls, ring(20)[1:2])
+    assert {path.parent.name for path in find_sources(tmp_path).photos} == set(ours)
+    write_photos(tmp_path, walls, ring(20)[2:3])
+    assert {path.parent.name for path in find_sources(tmp_path).photos} == {*ours, tmp_path.name} - {
+        "images_2"
+    }
 
 
 def test_heic_is_converted_and_raw_files_are_named(tmp_path: Path) -> None:

@@ -101,5 +101,16 @@ def test_what_shows_one_picture_or_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing moves"):
         write_frames(still, tmp_path / "frames", None, silent)
     (tmp_path / "text.mp4").write_text("no video")
-    with pytest.raises(ValueError, match="damaged or cut off"):
+    with pytest.raises(ValueError, match=r"cut off \(Invalid data found when processing input\); copy"):
         write_frames(tmp_path / "text.mp4", tmp_path / "frames", None, silent)
+    (tmp_path / "empty.mp4").touch()
+    with pytest.raises(ValueError, match="it is empty"):
+        write_frames(tmp_path / "empty.mp4", tmp_path / "frames", None, silent)
+    with av.open(str(tmp_path / "sound.mp4"), "w") as target:
+        sound = target.add_stream("aac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        frame.sample_rate = 8000
+        target.mux(sound.encode(frame))
+        target.mux(sound.encode(None))
+    with pytest.raises(ValueError, match="no pictures, only sound"):
+        write_frames(tmp_path / "sound.mp4", tmp_path / "frames", None, silent)

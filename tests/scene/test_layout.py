@@ -272,6 +272,13 @@ def test_several_scenes_below_are_listed_with_their_sizes(tmp_path: Path, comman
     assert len(load_scene(tmp_path / "more").views) == 9
 
 
+@pytest.mark.parametrize("name", ["images_of_the_church", "depth of field", "masked ball"])
+def test_a_scene_below_may_have_a_name_that_begins_like_that_of_pictures(tmp_path: Path, name: str) -> None:
+    write_colmap(tmp_path / name, TINY)
+    write_colmap(tmp_path / "images_2" / "copy", TINY)
+    assert load_scene(tmp_path).model_folder == tmp_path / name / "sparse/0"
+
+
 def test_scenes_far_below_are_not_looked_for(tmp_path: Path) -> None:
     write_colmap(tmp_path / "a/b/c", TINY)
     with pytest.raises(ValueError, match="is not a scene"):

@@ -230,7 +230,7 @@ def test_a_disk_without_locks_is_told(
 
 def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_files, "PATIENCE_SECONDS", 0.0)
-    with pytest.raises(ValueError, match="is being trained by process"):
+    with pytest.raises(ValueError, match="is in use by process"):
         Session(session.trainer, session.run)
     session.close()
     again = Session(session.trainer, session.run)
@@ -431,7 +431,7 @@ def test_a_run_that_is_deleted_is_made_again_and_saved_at_once(long_session: Ses
     assert newest_checkpoint(session.run.path) == saved[0]
     planned = [row["value"] for row in session.run.metrics().rows if row.get("setting") == "steps"]
     assert planned == [60], "how many steps there are to be by now"
-    with pytest.raises(ValueError, match="is being trained by process"):
+    with pytest.raises(ValueError, match="is in use by process"):
         RunLock(session.run.path)
     assert session.advance().problem is None
 
@@ -455,11 +455,11 @@ def test_a_run_that_was_deleted_and_that_somebody_else_trains_is_left_alone(long
     shutil.rmtree(session.run.path)
     Run.create(session.run.path, session.run.scene_path, CONFIG)
     other = RunLock(session.run.path)
-    with pytest.raises(OSError, match="is being trained by process"):
+    with pytest.raises(OSError, match="is in use by process"):
         session.save()
     session.save_in_background()
     problem = session.settle().problem
-    assert problem is not None and "Step 1 could not be written" in problem and "is being trained" in problem
+    assert problem is not None and "Step 1 could not be written" in problem and "written: the run " in problem
     other.release()
     assert newest_checkpoint(session.run.path) is None
     assert session.save().exists()

@@ -285,10 +285,17 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        newer = self.newer_step
-        if newer is not None and self._resume_step is None:
-            return Choice(f"Show step {newer:,}")
+        step = self._step_to_show
+        if step is not None:
+            return Choice(f"Show step {step:,}")
         return choice_of(self.status, self._resume_step, self._untrained, self._will_pause)
+
+    @property
+    def _step_to_show(self) -> int | None:
+        """Return the newest step of a run that has made all its steps, where it is not in the view."""
+        if self._resume_step is not None:
+            return None
+        return self._newest_step if self.status.state in ("failed", "ended") else self.newer_step
 
     @property
     def can_order(self) -> bool:
@@ -313,7 +320,7 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
-            elif self.newer_step is not None and self._resume_step is None:
+            elif self._step_to_show is not None:
                 newest = self.project.checkpoint()
                 assert newest is not None
                 self.view(newest)
@@ -529,7 +536,8 @@ class Controller(FrameSource):
         match event:
             case messages.Failed() | messages.StateChanged(state="ended"):
                 # Known before the status changes: from then on the button may be pressed.
-                self._resume_step = self.project.resume_step
+                self._resume_step, newest = self.project.resume_step, self.project.checkpoint()
+                self._newest_step = None if newest is None else checkpoint_step(newest)
         with self._following:
             known = event == self.status.flat  # told again after a restart, or when a run goes on
             self.status = followed(self.status, event)

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import first_of
-from splatstudio.files.run import Run, is_taken, new_run_path
+from splatstudio.files.run import Run, is_run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, with_images_found
@@ -344,10 +344,8 @@ def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, t
         candidates = [run_dir]
     else:
         found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
-        candidates = sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in candidates:
-        if not (folder / "run.json").exists():
-            continue
+        candidates = sorted(filter(is_run, found), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in filter(is_run, candidates):
         try:
             run = Run.open(folder)
         except ValueError as error:

@@ -14,7 +14,8 @@ def main() -> None:
     """
     try:
         end_by_signals()
-        from splatstudio.cli.overview import answer, tell
+        from splatstudio.cli.overview import answer
+        from splatstudio.cli.standard_output import tell
 
         if (told := answer(sys.argv[1:])) is not None:
             sys.exit(tell(told))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
@@ -36,14 +35,14 @@ from splatstudio.cli.options import (
     Scores,
     attach_token,
 )
-from splatstudio.cli.overview import AS_SIGPIPE, answer, not_written, say_starting, tell
+from splatstudio.cli.overview import answer, say_starting
 from splatstudio.cli.short_help import SHORT_HELP, short_help
+from splatstudio.cli.standard_output import leave_unread, nobody_reads, not_written, tell
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.kernels.installed import installed_torch, refuse_torch
-from splatstudio.operating_system import has_no_reader
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.stop_signals import leave_closed_terminal
@@ -55,24 +54,6 @@ from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fi
 
 BEGINS_AT_HOME = re.compile(r"(--[\w.-]+=)?(~(?:[/\\].*)?)", re.DOTALL)  # a path, or an option with one
 NARROWEST = 20  # columns of a help text; in fewer than six, tyro never ends to wrap it
-
-
-def nobody_reads() -> bool:
-    """Return whether standard output is a pipe without a reader: others that break are errors to tell.
-
-    Or a socket, as other programs give to what they start. It is asked itself: what could not be written went
-    with the error, so that a flush would succeed.
-    """
-    try:
-        return has_no_reader(sys.stdout.fileno())
-    except io.UnsupportedOperation:  # the output goes to a program's own object
-        return False
-
-
-def leave_unread() -> None:
-    """End the command without a word, as nothing more can be printed, not even at the interpreter's end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(AS_SIGPIPE)
 
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -33,7 +32,6 @@ ABOUT = (
     "kernels and torch these are."
 )
 MAX_WIDTH = 100  # columns
-AS_SIGPIPE = 141  # the exit code that a shell gives a command which SIGPIPE ended
 
 
 def answer(arguments: list[str]) -> str | None:
@@ -43,25 +41,6 @@ def answer(arguments: list[str]) -> str | None:
     if arguments in (["--version"], ["-V"], ["version"]):
         return version()
     return None
-
-
-def tell(answered: str) -> int:
-    """Print an answer and return the exit code: that of a pipe without a reader is as a shell has it."""
-    try:
-        print(answered, flush=True)
-        return 0
-    except OSError as error:
-        code = not_written(error)
-        return AS_SIGPIPE if isinstance(error, BrokenPipeError) else code
-
-
-def not_written(error: OSError) -> int:
-    """Say that standard output cannot be written, where somebody reads it, and return the exit code."""
-    # What is left in the buffer would be tried again at the interpreter's end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not isinstance(error, BrokenPipeError):
-        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
-    return 2
 
 
 def say_starting() -> None:

@@ -16,7 +16,8 @@ import torch
 from command_line import CommandLine
 
 from splatstudio.cli import terminal
-from splatstudio.cli.main import main, nobody_reads, with_home_folders
+from splatstudio.cli.main import main, with_home_folders
+from splatstudio.cli.standard_output import nobody_reads
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run

@@ -17,11 +17,19 @@ from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.project import Project, with_plan, with_preset, with_settings
-from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, followed, notice_of
+from splatstudio.gui.state.status import (
+    Choice,
+    Notice,
+    Status,
+    choice_of,
+    followed,
+    newer_step,
+    notice_of,
+    step_to_show,
+)
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemotePlan
-from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.runtime.supervisor import (
     Plan,
     ReceivedFrame,
@@ -236,17 +244,13 @@ class Controller(FrameSource):
 
     def _newest_beside(self, job: messages.Job) -> int | None:
         """Return the newest step of this run where a job shows one of its models, None for all others."""
-        if not isinstance(job, messages.ViewJob) or not self.project.owns(job):
-            return None
-        newest = self.project.checkpoint()
-        return None if newest is None else checkpoint_step(newest)
+        shows_own = isinstance(job, messages.ViewJob) and self.project.owns(job)
+        return self.project.newest_step if shows_own else None
 
     @property
     def newer_step(self) -> int | None:
         """Return the newest step of the run, where an older one is in the view; None where that is not so."""
-        newest, status = self._newest_step, self.status
-        older = status.state == "viewing" and newest is not None and status.step < newest
-        return newest if older else None
+        return newer_step(self.status, self._newest_step)
 
     def _view_job(self, path: Path) -> messages.ViewJob:
         scene = self.project.scene
@@ -271,8 +275,7 @@ class Controller(FrameSource):
                 self.preview.show(job, plan_for(job, self.project.devices))
                 return
             self.preview.leave()
-            self._newest_step = self._newest_beside(job)
-            self._resume_step = self.project.resume_step
+            self._newest_step, self._resume_step = self._newest_beside(job), self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
             self.status = replace(self.status, state="loading", message="", has_model=False)
             old = self._replace_worker(job, "Another model was opened")
@@ -285,17 +288,7 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        step = self._step_to_show
-        if step is not None:
-            return Choice(f"Show step {step:,}")
-        return choice_of(self.status, self._resume_step, self._untrained, self._will_pause)
-
-    @property
-    def _step_to_show(self) -> int | None:
-        """Return the newest step of a run that has made all its steps, where it is not in the view."""
-        if self._resume_step is not None:
-            return None
-        return self._newest_step if self.status.state in ("failed", "ended") else self.newer_step
+        return choice_of(self.status, self._resume_step, self._newest_step, self._untrained, self._will_pause)
 
     @property
     def can_order(self) -> bool:
@@ -320,7 +313,7 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
-            elif self._step_to_show is not None:
+            elif step_to_show(self.status, self._resume_step, self._newest_step) is not None:
                 newest = self.project.checkpoint()
                 assert newest is not None
                 self.view(newest)
@@ -536,8 +529,7 @@ class Controller(FrameSource):
         match event:
             case messages.Failed() | messages.StateChanged(state="ended"):
                 # Known before the status changes: from then on the button may be pressed.
-                self._resume_step, newest = self.project.resume_step, self.project.checkpoint()
-                self._newest_step = None if newest is None else checkpoint_step(newest)
+                self._resume_step, self._newest_step = self.project.resume_step, self.project.newest_step
         with self._following:
             known = event == self.status.flat  # told again after a restart, or when a run goes on
             self.status = followed(self.status, event)

@@ -116,13 +116,16 @@ class Project:
         return newest_known_checkpoint(self.run_dir) if self.can_train and self.run_dir else None
 
     @property
+    def newest_step(self) -> int | None:
+        """Return the step of the newest good checkpoint of the run, None where it has none."""
+        checkpoint = self.checkpoint()
+        return None if checkpoint is None else checkpoint_step(checkpoint)
+
+    @property
     def resume_step(self) -> int | None:
         """Return the step at which the run would go on, None where it has no checkpoint or no steps left."""
-        checkpoint = self.checkpoint()
-        if checkpoint is None:
-            return None
-        step = checkpoint_step(checkpoint)
-        return step if step < self.config.steps else None
+        step = self.newest_step
+        return step if step is not None and step < self.config.steps else None
 
     @property
     def run_folder_taken(self) -> bool:

@@ -190,13 +190,30 @@ def followed(status: Status, event: messages.Event) -> Status:
     return status
 
 
-def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pause: bool | None) -> Choice:
+def newer_step(status: Status, newest_step: int | None) -> int | None:
+    """Return the newest step of a run, where an older one is in the view; None where that is not so."""
+    older = status.state == "viewing" and newest_step is not None and status.step < newest_step
+    return newest_step if older else None
+
+
+def step_to_show(status: Status, resume_step: int | None, newest_step: int | None) -> int | None:
+    """Return the newest step of a run that has made all its steps, where it is not in the view."""
+    if resume_step is not None:
+        return None
+    return newest_step if status.state in ("failed", "ended") else newer_step(status, newest_step)
+
+
+def choice_of(
+    status: Status, resume_step: int | None, newest_step: int | None, untrained: bool, will_pause: bool | None
+) -> Choice:
     """Return what the primary button offers.
 
-    `resume_step` is where a run on the disk can be resumed. `untrained`: a model is on view before the
-    training was ever started. `will_pause`: whether a training that is being started again will stand still
-    then; None for all others.
+    `resume_step` is where a run on the disk can be resumed, `newest_step` the newest that it has.
+    `untrained`: a model is on view before the training was ever started. `will_pause`: whether a training
+    that is being started again will stand still then; None for all others.
     """
+    if (step := step_to_show(status, resume_step, newest_step)) is not None:
+        return Choice(f"Show step {step:,}")
     if will_pause is not None:
         return Choice("Resume" if will_pause else "Pause")
     if status.state == "training":

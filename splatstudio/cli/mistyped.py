@@ -197,6 +197,8 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
     for argument in taken(rest, options, most):
         if argument.option is None:
             alone += 1
+            if argument.values == ("",):  # else it would be the folder that the shell is in
+                return f"the path behind splatstudio {word} is empty, as that of a variable that is not set"
             if most is not None and alone > most:
                 return _too_many(word, argument.values[0], most)
         elif argument.name not in options:

@@ -53,6 +53,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
         ("info a --images b c", "c is another"),
         ("train SCENE -steps 3", "train has no option -steps: did you mean --steps?"),
         ("train SCENE --resume True", "a switch has no value: omit True"),
+        ("train '' --steps 3", "the path behind splatstudio train is empty"),
         ("doctor RUN", "takes no path: omit RUN"),
         ("trian SCENE", "did you mean train?"),
         ("mcmc --data_dir SCENE", "splatstudio train SCENE --preset mcmc"),
@@ -61,7 +62,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
     ],
 )
 def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:
-    told = mistake_in(typed.split(), cli.COMMANDS)
+    told = mistake_in(shlex.split(typed), cli.COMMANDS)
     assert told is not None and meant in told and "{" not in told
 
 

@@ -34,6 +34,7 @@ from splatstudio.training.data.resolution import sh_degree_at, survey_divisor_at
 from splatstudio.training.data.train_views import TrainViewMaker
 
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
+ALWAYS_ASKED = 1000  # photos that may be asked what they show, however few the steps
 _DROPOUT = 0xD20  # tells its chance from that of the strategies
 
 
@@ -80,7 +81,7 @@ class TrainingSurvey:
         self.alive: Callable[[], None] = lambda: None
 
     def __call__(self, step: int) -> Iterator[Tensor]:
-        """Yield what this rank's Gaussians contribute to each photo that is trained on, see `survey`."""
+        """Yield what this rank's Gaussians contribute to each photo that is asked, see `survey`."""
         scene, config = self._scene, self.config
         background = self._corrections.behind(config)
 
@@ -92,10 +93,22 @@ class TrainingSurvey:
         return survey(
             self._population,
             scene,
-            scene.train_indices,
+            asked_photos(scene.train_indices, config.steps),
             view_of,
             options_at(step, config, scene),
         )
+
+
+def asked_photos(photos: Sequence[int], steps: int) -> Sequence[int]:
+    """Return which of the photos that are trained on are asked what they show: all, or of very many some.
+
+    Each takes about half of a step, so that thousands of them would be most of a short training. Those that
+    follow each other overlap: as many are asked as a tenth of the steps, from all along the capture.
+    """
+    most = max(ALWAYS_ASKED, steps // 10)
+    if len(photos) <= most:
+        return photos
+    return [photos[number * len(photos) // most] for number in range(most)]
 
 
 @dataclass(eq=False)

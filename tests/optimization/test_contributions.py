@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig
 from splatstudio.strategy.survey import contributions, survey
+from splatstudio.training import step as training_step
 from splatstudio.training.data import resolution
 from splatstudio.training.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
-from splatstudio.training.step import StepLoss
+from splatstudio.training.step import StepLoss, asked_photos
 from splatstudio.training.trainer import Trainer
 
 
@@ -118,6 +120,21 @@ def test_large_photos_are_asked_at_half_their_size(
     assert len(list(trainer.parts.survey(3))) == num
     trainer.close()
     assert asked == [1.0] * num + [2.0] * num
+
+
+def test_of_thousands_of_photos_as_many_are_asked_as_the_steps_allow(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = range(5, 8005, 2)  # 4000
+    asked = asked_photos(photos, 20_000)
+    assert len(asked) == 2000 and set(asked) <= set(photos)
+    assert {later - sooner for sooner, later in pairwise(asked)} == {4}, "all along the capture"
+    assert len(asked_photos(photos, 300)) == 1000 and asked_photos(photos, 40_000) == photos
+    assert asked_photos(photos[:1000], 10) == photos[:1000]
+    trainer = Trainer(blob_scene, TrainConfig(steps=10))
+    monkeypatch.setattr(training_step, "ALWAYS_ASKED", 3)
+    assert len(list(trainer.parts.survey(3))) == 3
+    trainer.close()
 
 
 def test_a_smaller_shot_shows_the_same_in_means() -> None:

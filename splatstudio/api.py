@@ -25,7 +25,6 @@ from splatstudio.surfaces.make_mesh import mesh_of_task
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
 from splatstudio.training.session import Advance, Session
-from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -57,8 +56,7 @@ def train(
         scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
     try:
-        notes = note_on_start(scene, config, trainer.gaussians), trainer.parts.guide.note(config)
-        for note in filter(None, notes):
+        for note in filter(None, (trainer.start_note, trainer.parts.guide.note(config))):
             log.warning("%s", note)
         session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
         while trainer.step < config.steps:

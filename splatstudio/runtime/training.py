@@ -21,6 +21,7 @@ from torch import Tensor
 from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.error_text import reason
 from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
@@ -42,7 +43,6 @@ from splatstudio.training.session import (
     evaluate_training,
     stopped_sentence,
 )
-from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
@@ -207,9 +207,8 @@ class Training:
         if trainer.halves is not None:
             log.info("ranks send each other colors and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
-        start = None if trainer.step else note_on_start(trainer.scene, trainer.config, trainer.live_gaussians)
-        guide = trainer.parts.guide.note(trainer.config)
-        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer), start, guide)):
+        notes = note, note_on_scores(trainer), trainer.start_note, trainer.parts.guide.note(trainer.config)
+        for warning in filter(None, (session.lock_problem, *notes)):
             self._emit(messages.Warned(warning))
         self._show()
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
@@ -412,7 +411,7 @@ class Training:
         try:
             saved = session.save_if_needed()
         except OSError as error:
-            self._emit(messages.Warned(f"Not saved: {error}{otherwise}"))
+            self._emit(messages.Warned(f"Not saved: {reason(error)}{otherwise}"))
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way
@@ -444,7 +443,7 @@ class Training:
         try:
             session.note_setting(path, value)
         except OSError as error:
-            self._emit(messages.Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
+            self._emit(messages.Warned(f"Changed, but not noted in metrics.jsonl: {reason(error)}"))
         self._news.offer(session)
 
     def _save(self, session: Session, command: messages.Save) -> None:

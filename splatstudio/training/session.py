@@ -447,7 +447,7 @@ def _set_lost_scores_aside(run_dir: Path, step: int) -> str:
     try:
         moved = _scores_moved(run_dir, step)
     except OSError as error:
-        return f"Scores of steps after {step:,}, which are lost, stay in eval/: {error}."
+        return f"Scores of steps after {step:,}, which are lost, stay in eval/: {reason(error)}."
     if not moved:
         return ""
     return f"Scores of steps after {step:,}, which no checkpoint has, are put into {moved[0].parent}."

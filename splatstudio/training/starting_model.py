@@ -92,8 +92,8 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     That is more points than there are to be splats, or a model `config.init` that seems to lie in other
     coordinates than the scene.
 
-    `gaussians` is what it has become in the scene's frame, or one rank's share. Each of the scene's sparse
-    points should have a splat near it; of a scene without points nothing is known.
+    `gaussians` is what it has become in the scene's frame. Each of the scene's sparse points should have a
+    splat near it; of a scene without points nothing is known.
     """
     limit = config.densify.max_gaussians
     if not config.init and len(scene.points) > limit:

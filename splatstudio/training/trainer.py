@@ -41,7 +41,7 @@ from splatstudio.training.data.resolution import sh_degree_at
 from splatstudio.training.data.train_views import TrainViewMaker
 from splatstudio.training.memory_plan import photos_to_keep
 from splatstudio.training.precision import fp16_packing_for
-from splatstudio.training.starting_model import first_gaussians
+from splatstudio.training.starting_model import first_gaussians, note_on_start
 from splatstudio.training.step import (
     DrawnStep,
     Lookahead,
@@ -72,6 +72,8 @@ class Trainer:
     `train_step`, `save` and `update_setting`, as often and in the same order as the others.
     """
 
+    start_note: str | None = None  # a sentence where it begins with what its user may not have meant
+
     def __init__(
         self,
         scene: Scene,
@@ -92,6 +94,7 @@ class Trainer:
         _require_photos(scene)
         generator = torch.Generator().manual_seed(config.seed)
         first = first_gaussians(scene, config, generator)
+        self.start_note = note_on_start(scene, config, first)  # of the whole: a share may lie in one corner
         first = first[ranks.share(len(first))]
         gaussians = trainable(first.to(fastest_device() if device is None else device))
         self._assemble(scene, config, generator, Population(gaussians, SplatAdam.zeros(gaussians), {}, ranks))

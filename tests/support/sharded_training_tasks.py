@@ -152,3 +152,11 @@ def waits_of_steps(ranks: Ranks, plan: Plan) -> list[str]:
     found = watched(lambda: [trainer.train_step() for _ in range(plan.steps)])
     trainer.close()
     return found
+
+
+def start_note(ranks: Ranks, scene: Path, init: Path) -> str | None:
+    """Return what a training that begins with the model `init` tells of it, on each rank the same."""
+    config = TrainConfig(init=str(init), sh_degree=0)
+    trainer = Trainer(load_scene(scene, downscale=8), config, device="cpu", ranks=ranks)
+    trainer.close()
+    return trainer.start_note

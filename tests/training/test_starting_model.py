@@ -12,7 +12,9 @@ import pytest
 import torch
 from blob_models import blobs
 from command_line import CommandLine
+from rank_pool import RankPool
 from scipy.spatial.transform import Rotation
+from sharded_training_tasks import start_note
 
 from splatstudio import api
 from splatstudio.checkpoints.checkpoint import load_checkpoint
@@ -169,6 +171,19 @@ def test_a_model_in_other_coordinates_is_told(trained: tuple[Scene, api.Model], 
         note = note_on_start(scene, config, transformed(gaussians, placed))
         assert note is not None and "in other coordinates" in note
     assert note_on_start(scene, TrainConfig(), transformed(gaussians, TURNED)) is None
+
+
+def test_the_share_of_a_rank_is_not_taken_for_the_model(
+    trained: tuple[Scene, api.Model], pool: RankPool, tmp_path: Path
+) -> None:
+    _, model = trained
+    along = model.gaussians.means[:, 0].argsort()  # so that the first half of the rows is half of the scene
+    replace(model, gaussians=model.gaussians[along]).save(tmp_path / "sorted.ply")
+    assert pool.run(2, start_note, DEMO, tmp_path / "sorted.ply") == [None, None]
+    elsewhere = transformed(model.gaussians, LYING)
+    replace(model, gaussians=elsewhere).save(tmp_path / "lying.ply")
+    notes = pool.run(2, start_note, DEMO, tmp_path / "lying.ply")
+    assert all(note is not None and "in other coordinates" in note for note in notes)
 
 
 def test_a_model_in_other_coordinates_is_fitted_where_that_is_asked_for(

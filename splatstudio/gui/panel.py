@@ -21,12 +21,22 @@ from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import TaskBoard
 from splatstudio.gui.state.viewpoint import FirstView
 from splatstudio.runtime.messages import Event
+from splatstudio.settings.setting import typed_output
 
 # viser's camera moves with these, and with the arrow keys.
 CAMERA_KEYS = frozenset("WASDQE")
 REST_SECONDS = 1.0
 PRESS_SECONDS = 0.4  # within which a system takes two clicks for a double click
-FILE_HINT = "On the machine where the studio runs; folders are made as needed."
+FILE_HINT = "On the machine where the studio runs; a name alone goes where the suggested file would."
+
+
+def output_path(typed: str, suggested: str) -> Path:
+    """Return the file or folder that somebody typed; a name alone goes beside the one that was suggested.
+
+    Raises ValueError as `typed_output` does.
+    """
+    path = typed_output(typed)
+    return Path(suggested).parent / path if len(path.parts) == 1 else path
 
 
 class Hotkeys:

@@ -20,7 +20,7 @@ from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats import FORMATS, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.amounts import size
-from splatstudio.gui.panel import Page
+from splatstudio.gui.panel import Page, output_path
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
@@ -131,6 +131,20 @@ def test_a_path_without_a_name_is_no_file_to_write(text: str) -> None:
     with pytest.raises(ValueError, match="names no file"):
         typed_output(text)
     assert typed_output(" a b.ply ") == Path("a b.ply")
+
+
+@pytest.mark.parametrize(
+    ("typed", "place"),
+    [
+        ("mine.ply", "runs/a/exports/mine.ply"),
+        ("./mine.ply", "runs/a/exports/mine.ply"),
+        ("to/mine.ply", "to/mine.ply"),
+        ("../mine.ply", "../mine.ply"),
+        ("/to/mine.ply", "/to/mine.ply"),
+    ],
+)
+def test_a_name_alone_goes_where_the_suggested_file_would(typed: str, place: str) -> None:
+    assert output_path(typed, "runs/a/exports/a-30.ply") == Path(place)
 
 
 def test_an_ending_is_never_the_whole_name() -> None:

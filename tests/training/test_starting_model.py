@@ -177,7 +177,9 @@ def test_the_share_of_a_rank_is_not_taken_for_the_model(
     trained: tuple[Scene, api.Model], pool: RankPool, tmp_path: Path
 ) -> None:
     _, model = trained
-    along = model.gaussians.means[:, 0].argsort()  # so that the first third of the rows is a side of the scene
+    along = model.gaussians.means[
+        :, 0
+    ].argsort()  # so that the first third of the rows is a side of the scene
     replace(model, gaussians=model.gaussians[along]).save(tmp_path / "sorted.ply")
     assert pool.run(3, start_note, DEMO, tmp_path / "sorted.ply") == [None, None, None]
     elsewhere = transformed(model.gaussians, LYING)

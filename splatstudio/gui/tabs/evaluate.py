@@ -23,7 +23,7 @@ from splatstudio.files.run import Run
 from splatstudio.formats import format_to_write
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import PreviewBar, TaskBar
-from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.panel import Page, Panel, output_path, when_user
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.compare_runs import RunComparison
 from splatstudio.gui.tabs.folder_choice import browse_button
@@ -34,7 +34,7 @@ from splatstudio.models.model import run_folder_of
 from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Event, Saved, Started
-from splatstudio.settings.setting import typed_output, typed_path
+from splatstudio.settings.setting import typed_path
 
 PER_PAGE = 6
 COLORS = {
@@ -389,7 +389,7 @@ class EvaluatePanel(Panel):
 
     def _output(self, text: str) -> Path:
         """Return what was typed, by a name that is free. Raises ValueError where it cannot be written."""
-        path = typed_output(text)
+        path = output_path(text, self._suggested[0])
         if path.suffix:
             format_to_write(path)
         return self.page.free(path)

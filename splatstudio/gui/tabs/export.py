@@ -9,12 +9,11 @@ import numpy as np
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TaskBar
-from splatstudio.gui.panel import FILE_HINT, Page, Panel
+from splatstudio.gui.panel import FILE_HINT, Page, Panel, output_path
 from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.trim import TrimSection
 from splatstudio.gui.theme import ACCENT, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
-from splatstudio.settings.setting import typed_output
 
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 MESH_ENDINGS = (".obj", ".stl")  # that no file of splats has
@@ -128,7 +127,7 @@ class ExportPanel(Panel):
         scene, cameras, wishes = self.controller.project.scene, (), {}
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)
-        path = self.page.free(typed_output(self._path.value))
+        path = self.page.free(output_path(self._path.value, self._suggested))
         if scene is not None:
             eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
             wishes = {"first": scene.cameras[0], "eyes": eyes}

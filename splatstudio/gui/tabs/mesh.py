@@ -10,11 +10,10 @@ import viser
 from splatstudio.files.path_words import path_words
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.gui.dock import TaskBar
-from splatstudio.gui.panel import FILE_HINT, Page, Panel, when_user
+from splatstudio.gui.panel import FILE_HINT, Page, Panel, output_path, when_user
 from splatstudio.gui.state.project import frame_of
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
-from splatstudio.settings.setting import typed_output
 from splatstudio.surfaces.make_mesh import WrittenMesh
 from splatstudio.surfaces.mesh import can_simplify
 from splatstudio.surfaces.mesh_files import WRITERS, check_mesh_output
@@ -169,7 +168,7 @@ class MeshSection(Panel):
         model = self.controller.shown_path or self.controller.project.checkpoint()
         if model is None:
             raise ValueError(NO_MODEL)
-        typed = typed_output(self._path.value)
+        typed = output_path(self._path.value, self._suggested)
         if typed.suffix.lower() not in WRITERS:
             typed = typed.with_name(typed.name + self._format.value)
         options = self._options()

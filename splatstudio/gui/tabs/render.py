@@ -25,7 +25,7 @@ from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.files.inputs import read_input
 from splatstudio.formats import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
-from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
+from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, output_path, when_user
 from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
@@ -33,7 +33,6 @@ from splatstudio.gui.tabs.path_preview import PathPreviews, PreviewSection
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
-from splatstudio.settings.setting import typed_output
 
 CUSTOM, PHOTO = "Custom", "As the photos"
 SIZES = {
@@ -141,7 +140,7 @@ class OutputSection(Panel):
         path = self._editor.path
         if not path.keyframes:
             return
-        wanted = typed_output(self._file.value)
+        wanted = output_path(self._file.value, self._suggested)
         check_output(wanted)
         output = self.page.free(wanted) if wanted.suffix else wanted
         _, quality = FORMATS[self._format.value]

@@ -3,13 +3,15 @@
 Several ranks write one checkpoint together. Rank 0 begins the folder and announces it; each rank copies its
 rows, writes them in a thread of its own, and leaves an answer in the folder. Rank 0's thread waits for the
 answers and completes the checkpoint. The answers are files, not messages: only the main thread of a rank may
-talk to the others.
+talk to the others. Rank 0 leaves a note there for each of them, and who cannot write even an answer removes
+that: it needs no room.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 SPARE_BYTES = 256 << 20  # left free besides the copy, for the training's own ups and downs
 POLL_SECONDS = 0.02  # between two looks for the other ranks' answers
+LAST_SECONDS = 10.0  # for the answer of a rank that has gone: what it has begun to write it still does
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class CheckpointSaver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[SaveResult] | None = None
         self._part: Future[None] | None = None  # of another rank than 0
+        self._waits_until = math.inf  # for the others' answers, on the monotonic clock
 
     @property
     def busy(self) -> bool:
@@ -121,6 +125,15 @@ class CheckpointSaver:
         else:
             _write_part(staging, checkpoint, self._ranks)
 
+    def check_part(self) -> None:
+        """Raise OSError where this rank could neither write its rows nor tell rank 0 so."""
+        if self._part is not None and self._part.done():
+            self._take_part()
+
+    def give_up(self) -> None:
+        """Wait no longer than a moment for what other ranks write: one has gone, and does not answer."""
+        self._waits_until = time.monotonic() + LAST_SECONDS
+
     def close(self) -> None:
         """Wait for the save under way and end the thread."""
         self._pool.shutdown(wait=True)
@@ -141,6 +154,8 @@ class CheckpointSaver:
         try:
             # Shards are kept at nearly one size.
             staging = begin_checkpoint(self._run_dir, checkpoint.step, checkpoint.num_bytes * num_ranks)
+            for rank in range(1, num_ranks):
+                _note_of(staging, rank).touch()
         except OSError as error:
             return error  # told when it is written, as any other failure
         self._announce(staging)
@@ -169,9 +184,25 @@ class CheckpointSaver:
 
         def shards() -> list[Shard]:
             own = write_shard(begun, checkpoint.population, 0, num_ranks)
-            return [own, *(_answer_of(begun, rank) for rank in range(1, num_ranks))]
+            return [own, *(self._answer_of(begun, rank) for rank in range(1, num_ranks))]
 
         return complete_checkpoint(begun, checkpoint, shards)
+
+    def _answer_of(self, staging: Path, rank: int) -> Shard:
+        """Wait for the answer of a rank; OSError when it could not write its part, or has gone."""
+        file, note = _answer_file(staging, rank), _note_of(staging, rank)
+        while not file.exists():
+            if not note.exists():
+                raise OSError(f"rank {rank}: its disk is full, or takes no files")
+            if time.monotonic() > self._waits_until:
+                raise OSError(f"rank {rank} has gone")
+            time.sleep(POLL_SECONDS)
+        answer = json.loads(read_input(file))
+        file.unlink()
+        note.unlink()
+        if "error" in answer:
+            raise OSError(f"rank {rank}: {answer['error']}")
+        return Shard(**answer["shard"])
 
 
 def save_on_all_ranks(ranks: Ranks, run_dir: Path, checkpoint: Checkpoint) -> Path:
@@ -202,7 +233,7 @@ def save_on_all_ranks(ranks: Ranks, run_dir: Path, checkpoint: Checkpoint) -> Pa
 
 
 def _write_part(staging: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """Write the rows of a rank and answer to rank 0."""
+    """Write the rows of a rank and answer to rank 0; OSError where the disk takes neither."""
     try:
         shard = write_shard(staging, checkpoint.population, ranks.rank, ranks.num_ranks)
         answer = {"shard": shard.to_json()}
@@ -218,29 +249,16 @@ def _write_part(staging: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
     except FileNotFoundError:
         return  # rank 0 has given it up already
     except OSError:
-        file.touch()  # a full disk has no room for words, but for a name
+        _note_of(staging, ranks.rank).unlink(missing_ok=True)
 
 
 def _answer_file(staging: Path, rank: int) -> Path:
     return staging / f"answer{rank:05d}.json"
 
 
-def _answer_of(staging: Path, rank: int) -> Shard:
-    """Wait for the answer of a rank; OSError when it could not write its part.
-
-    A rank that dies does not answer; then the supervisor ends this one too.
-    """
-    file = _answer_file(staging, rank)
-    while not file.exists():
-        time.sleep(POLL_SECONDS)
-    words = read_input(file)
-    file.unlink()
-    if not words:
-        raise OSError(f"rank {rank}: its disk is full")
-    answer = json.loads(words)
-    if "error" in answer:
-        raise OSError(f"rank {rank}: {answer['error']}")
-    return Shard(**answer["shard"])
+def _note_of(staging: Path, rank: int) -> Path:
+    """Return the file that is there as long as a rank may still answer."""
+    return staging / f"note{rank:05d}"
 
 
 def remove_older_autosaves(newest: Path) -> list[Path]:

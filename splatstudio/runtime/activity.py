@@ -83,6 +83,10 @@ class Activity(Protocol):
         """Save what can be saved before `error` ends the worker; for rank 0."""
         ...
 
+    def abandon(self) -> None:
+        """Wait no longer for what other ranks do in the background: one of them has gone; for rank 0."""
+        ...
+
     def model_copy(self) -> Model | None:
         """Return the model as it is now, for a task beside the steps; None while there is none."""
         ...
@@ -152,3 +156,6 @@ class Viewing:
 
     def rescue(self, error: Exception) -> None:
         """Do nothing: a finished model is on the disk already."""
+
+    def abandon(self) -> None:
+        """Do nothing: one process shows a finished model."""

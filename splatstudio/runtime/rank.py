@@ -226,6 +226,8 @@ class Rank:
         What all ranks met with in the same place rank 0 can still save together with them.
         """
         if self._broadcast is not None and not isinstance(error, FailedTogether):
+            if self._client is not None:
+                self.activity.abandon()
             return
         if self._client is None:
             self._carry_on()

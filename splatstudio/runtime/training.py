@@ -115,6 +115,8 @@ class Training:
         assert self._trainer is not None and self._figures is not None
         if self._session is None:
             self._join_run()
+            assert self._saver is not None
+            self._saver.check_part()
             self._figures.count(self._trainer.train_step().seconds)
             return
         assert self.running
@@ -170,6 +172,11 @@ class Training:
             return
         if saved is not None:
             self._emit(messages.Saved(self._session.trainer.step, saved))
+
+    def abandon(self) -> None:
+        """Let a save that waits for a rank that has gone come to its end."""
+        if self._session is not None:
+            self._session.abandon()
 
     # ---- the start, on every rank
 
@@ -389,7 +396,7 @@ class Training:
         if self._unsaved_end(session):
             self._finish(session)
             return
-        if session.finished:
+        if session.finished and not session.evaluating:
             steps = session.trainer.config.steps
             self._emit(messages.Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
             return
@@ -403,7 +410,8 @@ class Training:
 
     def _unsaved_end(self, session: Session) -> bool:
         """Return whether all steps are done, but the model could not be saved."""
-        return session.finished and self._state == "paused"
+        # While the last step is still being evaluated it is none yet.
+        return session.finished and self._state == "paused" and not session.evaluating
 
     def _finish(self, session: Session, *, otherwise: str = KEPT) -> None:
         """Save and tell of the end, or why it cannot be saved and what becomes of the model `otherwise`."""

@@ -22,8 +22,8 @@ class Strategy(Protocol):
 
     absgrad: bool
 
-    def follow(self, config: TrainConfig) -> None:
-        """Take the settings of a training, which may have changed since the last step."""
+    def follow(self, config: TrainConfig, step: int) -> None:
+        """Take the settings of a training, which may have changed, for the step after `step` others."""
         ...
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:

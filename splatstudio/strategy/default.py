@@ -51,8 +51,8 @@ class DefaultStrategy:
         self.steps = steps
         self.generator = generator
 
-    def follow(self, config: TrainConfig) -> None:
-        """Take the settings of a training, which may have changed since the last step."""
+    def follow(self, config: TrainConfig, step: int) -> None:
+        """Take the settings of a training, which may have changed, for the step after `step` others."""
         self.config, self.steps = config.densify, config.steps
 
     @property

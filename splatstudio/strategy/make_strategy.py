@@ -23,9 +23,9 @@ class AbsgradStrategy(DefaultStrategy):
 
     absgrad = True
 
-    def follow(self, config: TrainConfig) -> None:
-        """Take the settings of a training, which may have changed since the last step."""
-        super().follow(config)
+    def follow(self, config: TrainConfig, step: int) -> None:
+        """Take the settings of a training, which may have changed, for the step after `step` others."""
+        super().follow(config, step)
         self.config = replace(config.densify, grow_grad=config.absgrad.grow_grad)
 
 
@@ -48,5 +48,5 @@ def make_strategy(
         return McmcStrategy(config, extent=extent, detail=detail)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]
     strategy = rules(config.densify, extent=extent, steps=config.steps, generator=generator)
-    strategy.follow(config)
+    strategy.follow(config, 0)
     return strategy

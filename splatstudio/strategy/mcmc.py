@@ -58,8 +58,8 @@ class McmcStrategy:
         self.extent = extent
         self.detail = detail
 
-    def follow(self, config: TrainConfig) -> None:
-        """Take the settings of a training, which may have changed since the last step."""
+    def follow(self, config: TrainConfig, step: int) -> None:
+        """Take the settings of a training, which may have changed, for the step after `step` others."""
         self.config = config
 
     @property

@@ -310,6 +310,10 @@ class Session:
             return complete[0].path
         return self.save() if step > 0 and self.saved is None else None
 
+    def abandon(self) -> None:
+        """Let a save under way end without the ranks that have gone."""
+        self._saver.give_up()
+
     def close(self) -> None:
         """Wait for the save under way, and let the run go."""
         self._saver.close()

@@ -127,6 +127,8 @@ class Trainer:
         trainer.parts.corrections.restore(checkpoint.corrections)
         trainer.parts.queue.draw_again(checkpoint.upcoming, checkpoint.view_costs, config)
         trainer.step = checkpoint.step
+        # What it has done went by the settings of then; the first step takes those of now.
+        trainer.parts.strategy.follow(checkpoint.config, checkpoint.step)
         return trainer
 
     def _assemble(
@@ -227,7 +229,7 @@ class Trainer:
         started = time.perf_counter()
         config, index, parts = self.config, self.step, self.parts
         parts.survey.config = config
-        parts.strategy.follow(config)
+        parts.strategy.follow(config, index)
         made = self._make(index, config)
         change, problem = made.change, made.problem
         if change is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,51 @@ def test_a_rank_that_cannot_write_leaves_no_half_checkpoint(
     saver, again = savers(tmp_path, parts[1])
     assert saver.save(parts[0]).path is not None
     again.close()
+
+
+def test_a_rank_whose_disk_takes_nothing_at_all_ends_with_the_reason(
+    parts: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    staging = begin_checkpoint(tmp_path, 3, 0)
+    other = CheckpointSaver(None, Known(1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_saver, "write_shard", read_only)
+        patched.setattr(Path, "write_text", read_only)
+        patched.setattr(Path, "unlink", read_only)
+        other.write_part(staging, parts[1])
+        with pytest.raises(OSError, match="Read-only"):
+            while True:
+                other.check_part()
+    other.close()
+
+
+def test_a_save_ends_though_a_rank_has_gone(
+    parts: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_saver, "LAST_SECONDS", 0.1)
+    saver = CheckpointSaver(tmp_path, Known(0, 2), lambda staging: None)  # nobody writes the other part
+    saver.start(parts[0])
+    assert saver.take(wait=False) is None
+    saver.give_up()
+    result = saver.take(wait=True)
+    assert result is not None and result.path is None and "rank 1 has gone" in str(result.error)
+    assert list((tmp_path / "ckpts").iterdir()) == []
+    saver.close()
+
+
+def test_what_is_written_already_is_waited_for_though_a_rank_has_gone(
+    parts: list[Checkpoint], tmp_path: Path
+) -> None:
+    saver, other = savers(tmp_path, parts[1])
+    saver.start(parts[0])
+    saver.give_up()
+    other.close()
+    result = saver.take(wait=True)
+    assert result is not None and result.path is not None
+    saver.close()
 
 
 def test_what_cannot_even_begin_is_told_and_nobody_else_is_asked(

@@ -16,9 +16,12 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.runtime import messages
+from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.heartbeat import Limits, Phase
+from splatstudio.runtime.messages import Evaluated, Finished
 from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.strategy_config import DensifyConfig
 
@@ -35,6 +38,27 @@ def start_paused(worker: Watcher) -> int:
     worker.pause()
     told = worker.of(messages.Progress)
     return told[-1].step if told else 0
+
+
+def test_a_pause_in_the_last_evaluation_ends_nothing_before_its_scores(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    config = replace(MANY, steps=4, test_every=2)
+    told: list[messages.Event] = []
+    orders: list[messages.Command] = [messages.Pause(), messages.Resume()]
+
+    def breathe() -> None:
+        while orders and training.step == 4:
+            training.execute(orders.pop(0))
+
+    job = messages.TrainJob(blob_folder, tmp_path / "run", config)
+    training = Training(job, WorkerContext(emit=told.append, breathe=breathe))
+    training.execute(messages.Start())
+    while training.running:
+        training.advance()
+    training.close()
+    ends = [type(event).__name__ for event in told if isinstance(event, (Evaluated, Finished))]
+    assert ends == ["Evaluated", "Finished"] and not orders
 
 
 def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -107,6 +108,38 @@ def test_they_grow_to_that_number_and_stay_thinned_out(blob_scene: Scene) -> Non
     assert left - 5 <= min(sizes[36:]) and max(sizes[36:]) <= left + 1
 
 
+def sizes_until(trainer: Trainer, steps: int) -> list[int]:
+    """Train until so many steps are done and return the numbers of splats after each."""
+    sizes = []
+    while trainer.step < steps:
+        trainer.train_step()
+        sizes.append(trainer.num_gaussians)
+    return sizes
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_steps_that_become_fewer_pass_no_thinning_over(
+    blob_scene: Scene, tmp_path: Path, resumed: bool
+) -> None:
+    rules = {"fast": FastConfig(density=0.02, thin_at=0.6, thin_share=0.3), "mcmc": McmcConfig(every=5)}
+    config = TrainConfig(steps=60, strategy="fast", **rules)
+    trainer = Trainer(blob_scene, config)
+    grown = sizes_until(trainer, 33)[-1]
+    if resumed:
+        folder = trainer.save(tmp_path)
+        trainer.close()
+        trainer = Trainer.resume(blob_scene, folder, steps=50)
+    else:
+        trainer.update_setting("steps", 50)  # of which it would have been after 30
+    left = cast(FastStrategy, trainer.parts.strategy).chosen_at(49)
+    sizes = sizes_until(trainer, 40)
+    assert left - 5 <= sizes[0] < 0.75 * grown and max(sizes) <= left + 1
+    trainer.update_setting("steps", 60)
+    again = sizes_until(trainer, 60)
+    assert max(again) <= left + 1, "it was to be after 36, and has been"
+    trainer.close()
+
+
 def test_the_number_grows_with_the_steps_of_a_long_training_up_to_an_end() -> None:
     def number(steps: int, **fast: Any) -> int:
         return strategy(Asked(), steps=steps, detail=1e4, density=0.1, **fast).chosen_at(steps)
@@ -129,9 +162,10 @@ def test_few_steps_have_fewer_for_large_photos() -> None:
 
 def test_steps_added_to_a_training_raise_its_number_up_to_the_limit_of_all_strategies() -> None:
     rule = strategy(Asked(), detail=1e4, density=0.1, long_growth=1.0)
-    rule.follow(TrainConfig(steps=6000, strategy="fast", fast=rule.config.fast))
+    rule.follow(TrainConfig(steps=6000, strategy="fast", fast=rule.config.fast), 0)
     assert rule.limit_at(6000) == 3000
-    rule.follow(TrainConfig(steps=6000, fast=rule.config.fast, densify=DensifyConfig(max_gaussians=2500)))
+    limited = DensifyConfig(max_gaussians=2500)
+    rule.follow(TrainConfig(steps=6000, fast=rule.config.fast, densify=limited), 0)
     assert rule.limit_at(6000) == rule.cap == 2500
 
 
@@ -158,5 +192,5 @@ def test_noise_that_comes_every_few_steps_is_as_much_larger() -> None:
 def test_disabled_it_asks_nobody_and_changes_nothing() -> None:
     asked, group = Asked([9.0]), marked(1)
     rule = strategy(asked)
-    rule.follow(TrainConfig(steps=2000, strategy="fast", densify=DensifyConfig(enabled=False)))
+    rule.follow(TrainConfig(steps=2000, strategy="fast", densify=DensifyConfig(enabled=False)), THINS)
     assert rule.after_step(group, seen([HIGH]), THINS) is None and not asked.steps and len(group) == 1

@@ -218,7 +218,7 @@ def test_the_noise_follows_the_step_and_the_rate_of_the_means() -> None:
         group = population(scales=[0.1] * 3, opacities=[0.01] * 3)
         before = group.gaussians.means.detach().clone()
         rule = strategy(McmcConfig(grow_factor=1.0, max_gaussians=1, guided=False))
-        rule.follow(replace(rule.config, optim=replace(rule.config.optim, means_lr=lr)))
+        rule.follow(replace(rule.config, optim=replace(rule.config.optim, means_lr=lr)), step)
         rule.after_step(group, (), step)
         moved.append(group.gaussians.means.detach() - before)
     assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[0], moved[2])

@@ -62,7 +62,7 @@ def strategy_of(config: TrainConfig, population: Population) -> Strategy:
         return McmcStrategy(config, extent=EXTENT, detail=1.0)
     rules = AbsgradStrategy if config.strategy == "absgrad" else DefaultStrategy
     strategy = rules(config.densify, extent=EXTENT, steps=config.steps, generator=generator)
-    strategy.follow(config)
+    strategy.follow(config, 0)
     return strategy
 
 

@@ -171,6 +171,9 @@ class Counting:
     def rescue(self, error: Exception) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def _pause(self) -> None:
         self.running = False
         self._note(f"{self.step} paused")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import reason
 from splatstudio.files.run import Run
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
@@ -61,17 +62,31 @@ def train(
         session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
         while trainer.step < config.steps:
             advance = session.advance() if session else Advance(trainer.train_step())
+            for problem in filter(None, (advance.problem, advance.unsaved)):
+                log.warning("%s", problem)
             if on_step is not None:
                 on_step(advance)
             if session is not None and advance.flat is not None and advance.flat.stops:
-                session.save_if_needed()
+                _save(session)
                 break
         options, poses = trainer.display_options, trainer.poses
         return Model(trainer.gaussians, scene.transform, options, trainer.step, poses=poses)
+    except KeyboardInterrupt:  # as a notebook's Stop
+        if session is not None and trainer.whole:
+            _save(session)
+        raise
     finally:
         if session is not None:
             session.close()
         trainer.close()
+
+
+def _save(session: Session) -> None:
+    """Save the steps that are not saved yet; where that fails it is told, and the model is in memory."""
+    try:
+        session.save_if_needed()
+    except OSError as error:
+        log.warning("step %d could not be saved: %s", session.trainer.step, reason(error))
 
 
 def mesh(

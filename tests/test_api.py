@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import splatstudio as ss
+from splatstudio.checkpoints import saver
 from splatstudio.files.run import Run
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
@@ -86,6 +88,27 @@ def test_settings_of_a_group_are_given_together(scene: Scene, tmp_path: Path) ->
 def test_a_run_folder_can_be_kept(scene: Scene, tmp_path: Path) -> None:
     model = ss.train(scene, steps=3, run_dir=tmp_path / "run")
     assert np.array_equal(ss.load_model(tmp_path / "run").gaussians.means, model.gaussians.means)
+
+
+def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path) -> None:
+    def stop(advance: Any) -> None:
+        if advance.stats.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ss.train(scene, steps=50, run_dir=tmp_path / "run", on_step=stop)
+    assert ss.load_model(tmp_path / "run").step == 3
+
+
+def test_a_step_that_cannot_be_saved_is_told_and_the_model_comes_back(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saver, "save_checkpoint", full)
+    model = ss.train(scene, steps=3, run_dir=tmp_path / "run")
+    assert model.step == 3 and "No space left on device" in caplog.text
 
 
 def test_importing_the_package_is_cheap() -> None:

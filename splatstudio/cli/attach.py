@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from splatstudio.cli.terminal import console, event_line
 from splatstudio.error_text import printable
 from splatstudio.runtime import messages
+from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.remote_run import RemoteLine, dial, dial_again
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
@@ -76,6 +77,15 @@ class _Terminal:
 
 def command_of(text: str) -> messages.Command:
     """Return the command that a typed line gives; ValueError with one sentence where it is none."""
+    command = _typed(text)
+    try:
+        decode(encode(command), messages.Command)  # what the training could not read would cut the line
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text.strip()!r} has a value that cannot be sent") from error
+    return command
+
+
+def _typed(text: str) -> messages.Command:
     word, *rest = text.split()
     plain: dict[str, messages.Command] = {
         "pause": messages.Pause(),

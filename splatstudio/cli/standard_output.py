@@ -21,10 +21,14 @@ def tell(answered: str) -> int:
         return AS_SIGPIPE if isinstance(error, BrokenPipeError) else code
 
 
+def print_nowhere() -> None:
+    """Let what is printed go nowhere, also what is in the buffer: it would be tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def not_written(error: OSError) -> int:
     """Say that standard output cannot be written, where somebody reads it, and return the exit code."""
-    # What is left in the buffer would be tried again at the interpreter's end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_nowhere()
     if not isinstance(error, BrokenPipeError):
         print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
     return 2
@@ -44,5 +48,5 @@ def nobody_reads() -> bool:
 
 def leave_unread() -> None:
     """End the command without a word, as nothing more can be printed, not even at the interpreter's end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_nowhere()
     sys.exit(AS_SIGPIPE)

@@ -19,6 +19,7 @@ from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
 from splatstudio.cli.eval import scores_by_name
 from splatstudio.cli.json_output import CommandResult, failed
+from splatstudio.cli.standard_output import print_nowhere
 from splatstudio.cli.terminal import (
     ProgressReport,
     console,
@@ -162,7 +163,11 @@ class _LogLines:
             self._due = time.monotonic() + LINE_SECONDS
         how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
         if (line := event_line(event, how)) is not None:
-            print(for_terminal(line), flush=True)
+            try:
+                print(for_terminal(line), flush=True)
+            except OSError as error:  # nobody reads, or the disk of the log is full: the training goes on
+                if isinstance(error, BrokenPipeError):
+                    print_nowhere()
 
 
 def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import apply_theme
 from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from nerfview import CameraState, RenderTabState
@@ -34,6 +37,7 @@ class RenderFunctionSource(FrameSource):
         self._camera_state = CameraState
         self._tab_state = RenderTabState
         self.revision = 0
+        self._failure: str | None = None  # of the function, the last; each is told once
 
     def model_state(self) -> ModelState:
         """Return that there is always something to see."""
@@ -48,15 +52,26 @@ class RenderFunctionSource(FrameSource):
             c2w=camera.camera_to_world,
         )
         tab = self._tab_state(viewer_width=camera.width, viewer_height=camera.height)
-        result = self._render_fn(state, tab)
-        image = np.asarray(result[0] if isinstance(result, tuple) else result)
-        if image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"the render function returned an image of shape {image.shape}, not [H, W, 3]")
+        try:
+            image = self._image(state, tab)
+        except Exception as error:  # of a function that somebody is just writing: it is tried again
+            if str(error) != self._failure:
+                log.exception("the render function failed")
+                self._failure = str(error)
+            return None
+        self._failure = None
         if image.dtype != np.uint8:
             image = (np.clip(image, 0.0, 1.0) * 255.0).round().astype(np.uint8)
         height, width = image.shape[:2]
         frame = Frame(view, 0, 0, width, height, self.revision, time.monotonic() - start)
         return ReceivedFrame(frame, np.ascontiguousarray(image))
+
+    def _image(self, state: CameraState, tab: RenderTabState) -> np.ndarray:
+        result = self._render_fn(state, tab)
+        image = np.asarray(result[0] if isinstance(result, tuple) else result)
+        if image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"the render function returned an image of shape {image.shape}, not [H, W, 3]")
+        return image
 
     def forget(self, view: int) -> None:
         """Do nothing: nothing is kept for a view."""

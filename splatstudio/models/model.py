@@ -198,6 +198,7 @@ class Origin:
 
     scene_path: Path
     config: TrainConfig
+    is_ours: bool = True  # else other programs' settings beside it tell, and no more than scene and photos
 
 
 def own_orbit(model: Model) -> CameraPath:
@@ -233,7 +234,7 @@ def origin_of(path: str | Path) -> Origin | None:
             return Origin(checkpoint.scene_path, checkpoint.config)
         return None
     other = scene_of_output(path)
-    return None if other is None else Origin(other.path, TrainConfig(images=other.images))
+    return None if other is None else Origin(other.path, TrainConfig(images=other.images), is_ours=False)
 
 
 def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
@@ -258,15 +259,18 @@ def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_siz
 def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | None:
     """Return the folder of photos `images` that was named, else that of the training; None: the scene's.
 
-    That of the training is for its own scene alone, which it is where no `scene` was named.
+    That of the training is for its own scene alone, which it is where no other `scene` was named.
     """
-    return images or (origin.config.images if origin is not None and scene is None else None) or None
+    return images or (origin.config.images if origin is not None and _is_own(scene, origin) else None) or None
 
 
 def colmap_model_of(scene: Path | None, origin: Origin | None) -> int:
     """Return the number of the COLMAP model that was trained on, -1 where another `scene` was named."""
-    own = origin is not None and (scene is None or scene.resolve() == origin.scene_path)
-    return origin.config.model if origin is not None and own else -1
+    return origin.config.model if origin is not None and _is_own(scene, origin) else -1
+
+
+def _is_own(scene: Path | None, origin: Origin) -> bool:
+    return scene is None or scene.resolve() == origin.scene_path.resolve()
 
 
 def remember_images(run: Run, images: str) -> Run:

@@ -27,7 +27,8 @@ from splatstudio.models.model import (
     remember_images,
     run_folder_of,
 )
-from splatstudio.scene.load import load_scene
+from splatstudio.scene.load import load_scene, load_training_scene
+from splatstudio.scene.scene import Scene
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
 OTHER_FRAME = (
@@ -99,7 +100,7 @@ def evaluate_task(
 
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
-    if origin is None and evaluation.psnr < BESIDE_THE_SCENE:
+    if (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
         why = OTHER_FRAME if task.path.suffix == ".pt" else BESIDE
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
@@ -108,7 +109,7 @@ def evaluate_task(
     run = run_folder_of(task.path)
     file = None
     if run is not None and own is not None and model.step is not None and model.part is None:
-        if against == own:
+        if against == own and not _of_other_photos(scene, run):
             try:
                 file = write_evaluation(run, model.step, evaluation)
             except OSError as error:  # what was measured is told all the same
@@ -127,6 +128,18 @@ def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:
     """Return which of the scene's files are read: as the task says, else as in the training."""
     images = images_of(task.images, task.scene, origin)
     return {"images_folder": images, "model": colmap_model_of(task.scene, origin)}
+
+
+def _of_other_photos(scene: Scene, run: Path) -> bool:
+    """Return whether a scene has other photos than those of a run's training, which are where they were."""
+    try:
+        origin = Run.open(run)
+        own = load_training_scene(origin.scene_path, origin.config)
+    except ValueError:
+        return False  # they have moved: these were named in their place
+    return {view.image_path.resolve() for view in own.views} != {
+        view.image_path.resolve() for view in scene.views
+    }
 
 
 def _remembered(run: Path, images: str) -> list[str]:
@@ -164,7 +177,7 @@ def _against(task: EvaluationTask, origin: Origin | None) -> ComparedWith:
     if origin is not None:
         scene = scene or origin.scene_path
         downscale = downscale or origin.config.downscale
-        test_every = origin.config.test_every
+        test_every = origin.config.test_every if origin.is_ours else test_every
         test_images = test_images or origin.config.test_images
     if scene is None:
         raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")

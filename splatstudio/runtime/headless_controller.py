@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import socket
 import threading
@@ -35,7 +36,8 @@ from splatstudio.runtime.supervisor import SaveRetries
 from splatstudio.settings.config import to_json
 
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
-MAX_ROWS = 1000  # of the metrics, for who comes later
+MAX_ROWS = 1000  # of the metrics, for who comes later, but for those with
+TELLING = {"test_psnr", "densified"}  # of which each is a mark in the curves
 
 Address = tuple[str, int]
 
@@ -107,9 +109,14 @@ class HeadlessController:
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
         self._send(messages.Start())
-        retries = SaveRetries()
+        retries, retry_at = SaveRetries(), math.inf
         while True:
             try:
+                left = max(retry_at - time.monotonic(), 0.0) if math.isfinite(retry_at) else None
+                if not self._connection.poll(left):
+                    retry_at = math.inf
+                    self._send(messages.Stop() if retries.fail() else messages.Close())
+                    continue
                 event = decode(self._connection.recv_bytes(), messages.Event)
             except (EOFError, OSError):
                 return
@@ -124,9 +131,7 @@ class HeadlessController:
                 self._send(messages.Close())
             elif isinstance(event, messages.StateChanged):
                 self.unsaved = event.unsaved
-            if self.unsaved and isinstance(event, messages.StateChanged):
-                time.sleep(supervisor.RETRY_SECONDS)
-                self._send(messages.Stop() if retries.fail() else messages.Close())
+                retry_at = time.monotonic() + supervisor.RETRY_SECONDS if event.unsaved else math.inf
 
     def _hand_on(self, frame: messages.Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()
@@ -212,10 +217,12 @@ def keep_token(run_dir: Path, token: str) -> None:
 
 
 def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics, of many every n-th and those that tell of a test."""
+    """Return the lines of a run's metrics, of many every n-th and those that tell of more than the loss."""
     try:
         rows = Run.open(run_dir).metrics().rows
     except (OSError, ValueError):
         return []  # none yet
     stride = -(-len(rows) // MAX_ROWS) if rows else 1
-    return [row for i, row in enumerate(rows) if i % stride == 0 or "test_psnr" in row or i == len(rows) - 1]
+    return [
+        row for i, row in enumerate(rows) if i % stride == 0 or TELLING & row.keys() or i == len(rows) - 1
+    ]

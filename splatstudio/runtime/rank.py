@@ -283,7 +283,8 @@ class Rank:
         while (message := self._mailbox.peek()) is not None:
             if _cannot_wait(message):
                 raise EvaluationAbandoned
-            self._mailbox.take()
+            if not self._mailbox.take_if(message):
+                continue  # a newer one took its place
             assert isinstance(message, tuple), message
             number, command = message
             self._obey(number, command)

@@ -165,14 +165,15 @@ def _introduced(connection: ClientConnection, token: str, address: str, frames: 
     try:
         welcome = decode(connection.recv(timeout=ANSWER_SECONDS, decode=False), Welcome)
         if welcome.refused:
-            raise ValueError(printable(welcome.refused))
+            raise (Unreachable if welcome.for_now else ValueError)(printable(welcome.refused))
         if not same(welcome.proof, proof(token, "training", greeting.nonce, own, certificate)):
             raise ValueError("what answers there does not know the token, so it is not your training")
         connection.protocol.max_message_size = MAX_ANSWER
         connection.send(encode(Ready()))
         return decode(connection.recv(timeout=ANSWER_SECONDS, decode=False), RunCard)
     except ValueError as error:
-        raise ValueError(f"{address}: {error}") from error
+        kind = Unreachable if isinstance(error, Unreachable) else ValueError
+        raise kind(f"{address}: {error}") from error
 
 
 def dial_again(dialed: Callable[[], RemoteLine], left: threading.Event) -> RemoteLine:

@@ -395,6 +395,10 @@ class Trainer:
             raise ValueError(f"setting {path} cannot be changed while training; it is read at the start")
         config = changed(self.config, path, value)
         check_agreement(config)
+        if path == "steps" and config.steps < self.step:
+            raise ValueError(
+                f"{self.step:,} steps are done already: steps cannot be {config.steps:,} any more"
+            )
         self.config = config
 
     def checkpoint(self) -> Checkpoint:

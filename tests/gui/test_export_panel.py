@@ -25,7 +25,7 @@ from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
 from splatstudio.gui.tabs.mesh import MeshSection
-from splatstudio.gui.tabs.render import OutputSection
+from splatstudio.gui.tabs.render import OutputSection, PictureSection
 from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
 from splatstudio.runtime.file_tasks import FileTask
@@ -176,6 +176,14 @@ def test_a_video_takes_no_other_ones_place(
     section._start(cast(viser.ClientHandle, object()))
     assert sent[0].output == tmp_path / "mine-2.mp4"
     assert "mine-2.mp4" in notices[0].title and "mine.mp4; saved as mine-2.mp4" in notices[0].text
+
+
+def test_a_picture_takes_no_name_of_one_that_is_still_drawn(page: Page, tmp_path: Path) -> None:
+    section, wanted = PictureSection(page), tmp_path / "picture-7.png"
+    (tmp_path / "picture-7.png").touch()
+    names = [section._free(wanted).name for _ in range(3)]
+    assert len(set(names)) == 3 and names[0] == "picture-7-2.png"
+    assert all(not (tmp_path / name).exists() for name in names)
 
 
 def test_a_run_that_is_started_over_is_whole_again(page: Any, run: Path) -> None:

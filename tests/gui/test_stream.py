@@ -190,6 +190,23 @@ def test_a_render_function_of_nerfviews_contract() -> None:
     assert np.allclose(camera_state.c2w[:3, 3], (0, 0, -2)) and (tab_state.viewer_width == 450)
 
 
+def test_a_render_function_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Any] = [ZeroDivisionError("by zero"), ZeroDivisionError("by zero"), np.zeros((2, 2))]
+
+    def render_fn(camera_state: Any, tab_state: Any) -> np.ndarray:
+        answer = answers.pop(0) if answers else np.zeros((300, 450, 3), np.uint8)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    source, viewpoint = RenderFunctionSource(render_fn), read_viewpoint(fake_camera())
+    assert viewpoint is not None
+    for _ in range(3):
+        assert source.render(1, viewpoint.camera(0.5), ViewOptions()) is None
+    assert source.render(1, viewpoint.camera(0.5), ViewOptions()) is not None
+    assert [record.exc_info is not None for record in caplog.records] == [True, True], "each is told once"
+
+
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a browser is sent."""

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
 from blob_models import blobs
@@ -16,7 +17,7 @@ from splatstudio.files.run import Run
 from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.models import scoring
-from splatstudio.models.model import load_model
+from splatstudio.models.model import load_model, origin_of
 from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
 from splatstudio.rendering.render import render
 from splatstudio.scene.load import load_scene
@@ -41,6 +42,42 @@ def test_another_trainers_model_opens_renders_and_evaluates_on_its_scene() -> No
     with torch.no_grad():
         picture = render(load_model(PLY).in_frame_of(scene).gaussians, scene.cameras[0])
     assert float(picture.alpha.mean()) > 0.9
+
+
+def test_a_run_s_own_scores_are_of_its_own_photos(blob_folder: Path, tmp_path: Path) -> None:
+    scene = shutil.copytree(blob_folder, tmp_path / "scene")
+    shutil.copytree(scene / "images", scene / "others")
+    for photo in (scene / "others").iterdir():
+        cv2.imwrite(str(photo), 255 - cv2.imread(str(photo)))  # type: ignore[operator]
+    config = TrainConfig(steps=2, sh_degree=0, images="others")
+    trained = load_scene(scene, images_folder="others")
+    run = Run.create(tmp_path / "run", scene, config)
+    session = Session(Trainer(trained, config), run)
+    while not session.finished:
+        session.advance()
+    session.close()
+    session.trainer.close()
+    own = evaluate_task(EvaluationTask(run.path, scene))
+    assert own.file is not None, "the scene is the same one"
+    assert own.evaluation.psnr == evaluate_task(EvaluationTask(run.path)).evaluation.psnr
+    other = evaluate_task(EvaluationTask(run.path, images="images"))
+    assert other.file is None and any(
+        "its own scores are of other photos" in n for n in other.evaluation.notes
+    )
+
+
+def test_of_another_programs_result_the_split_is_as_asked_for(blob_folder: Path, tmp_path: Path) -> None:
+    moved = blobs()
+    moved.means[:] = moved.means * 0.3 + 40.0
+    write_ply(tmp_path / "point_cloud.ply", moved)
+    (tmp_path / "cfg_args").write_text(f"Namespace(source_path={str(blob_folder)!r}, images='images')")
+    assert origin_of(tmp_path / "point_cloud.ply") is not None
+    scored = evaluate_task(EvaluationTask(tmp_path / "point_cloud.ply", test_every=3))
+    scene = load_scene(blob_folder, test_every=3)
+    assert (
+        len(scored.evaluation.images) == len(scene.test_indices) != len(load_scene(blob_folder).test_indices)
+    )
+    assert scored.evaluation.notes == (BESIDE,)
 
 
 def test_a_model_in_a_frame_of_its_own_is_told(blob_folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import queue
 import signal
@@ -322,11 +324,17 @@ class _FullDisk:
 
     def __init__(self) -> None:
         self.told: list[object] = []
+        self.answered = 0
 
     def send_bytes(self, order: bytes) -> None:
         self.told.append(decode_order(order)[1])
 
+    def poll(self, timeout: float | None) -> bool:
+        """Return whether an order has come to which nothing was answered."""
+        return len(self.told) != self.answered
+
     def recv_bytes(self) -> bytes:
+        self.answered = len(self.told)
         if Close() in self.told:
             raise EOFError
         return encode(StateChanged("paused", unsaved=True))
@@ -341,6 +349,57 @@ def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     wire = headless_controller.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()
     assert line.told == [Start(), Stop(), Stop(), Close()] and wire.unsaved
+
+
+class _Resumed(_FullDisk):
+    """A training whose disk was full, and that was told to go on before the next save was due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = [StateChanged("paused", unsaved=True), StateChanged("training")]
+
+    def poll(self, timeout: float | None) -> bool:
+        return bool(self.states) or timeout is None
+
+    def recv_bytes(self) -> bytes:
+        if not self.states:
+            raise EOFError
+        return encode(self.states.pop(0))
+
+
+def test_a_training_that_goes_on_again_is_not_stopped_for_its_full_disk() -> None:
+    line = _Resumed()
+    wire = headless_controller.HeadlessController(
+        line,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        TrainJob(Path("scene"), Path("run")),
+        lambda _: None,
+    )
+    wire.follow()
+    assert line.told == [Start()] and not wire.unsaved
+
+
+def test_who_looks_on_from_elsewhere_gets_each_mark_of_the_curves(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", tmp_path, TrainConfig())
+    rows = [{"step": step, "loss": 0.1} for step in range(5000)]
+    for step in range(3, 5000, 100):
+        rows[step]["densified"] = {"opacities_reset": True}  # type: ignore[assignment]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = headless_controller.metrics_rows(run.path)
+    assert sum("densified" in row for row in kept) == 50 and 1000 <= len(kept) < 1100
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
+def test_a_log_that_cannot_be_written_ends_no_training(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    gone: list[str] = []
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("builtins.print", fails)
+    monkeypatch.setattr(train_command, "print_nowhere", lambda: gone.append("output"))
+    train_command._LogLines()(StateChanged("training"))
+    assert gone == (["output"] if error == errno.EPIPE else [])
 
 
 def test_who_comes_to_a_port_that_was_free_late_hears_what_was_told_before(

@@ -42,6 +42,16 @@ def settings(path: str, value: Any) -> UpdateSettings:
     return UpdateSettings(((path, value),))
 
 
+def test_a_message_is_taken_only_while_it_is_the_next() -> None:
+    mailbox: Mailbox[str] = Mailbox()
+    mailbox.put("old settings", key="settings")
+    mailbox.put("pause")
+    seen = mailbox.peek()
+    mailbox.put("new settings", key="settings")  # in the place of what was seen, and at the end
+    assert seen == "old settings" and not mailbox.take_if(seen)
+    assert mailbox.take_if("pause") and mailbox.messages() == ["new settings"]
+
+
 def test_of_changes_of_one_setting_only_the_newest_is_kept() -> None:
     mailbox: Mailbox[Command] = Mailbox()
     both = UpdateSettings((("a", 3), ("b", 1)))

@@ -183,6 +183,14 @@ def test_other_settings_are_refused(start: Any, path: str, value: Any, sentence:
     assert trainer.config == CONFIG
 
 
+def test_steps_that_are_done_cannot_be_fewer(start: Any) -> None:
+    trainer = start()
+    run(trainer, 4)
+    with pytest.raises(ValueError, match="4 steps are done"):
+        trainer.update_setting("steps", 3)
+    trainer.update_setting("steps", 4)
+
+
 def test_densification_is_told_and_counted(start: Any) -> None:
     trainer = start()
     told = {}

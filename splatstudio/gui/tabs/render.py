@@ -152,6 +152,7 @@ class PictureSection(Panel):
 
     def __init__(self, page: Page):
         super().__init__(page)
+        self._given: set[Path] = set()  # paths of pictures, of which some are still being drawn
         self._side = self.gui.add_dropdown(
             "Picture size", tuple(PICTURE_SIDES), initial_value="4K", hint="In the shape of your window."
         )
@@ -171,12 +172,20 @@ class PictureSection(Panel):
         size = round(viewpoint.width * scale), round(viewpoint.height * scale)
         step = controller.model_state().step
         name = f"picture-{step}" if step else "picture"
-        output = free_path(controller.project.folder_of("renders") / f"{name}.png")
+        output = self._free(controller.project.folder_of("renders") / f"{name}.png")
         self.page.tasks.submit(
             Snapshot(viewpoint.camera(1.0).resized(*size), output, options_of(self.page, client)),
             then=lambda done: _send(client, done),
             worker=controller.preview.worker,
         )
+
+    def _free(self, wanted: Path) -> Path:
+        """Return a path that no file has, and no picture that is still being drawn."""
+        output, number = free_path(wanted), 2
+        while output in self._given:
+            output, number = free_path(wanted.with_stem(f"{wanted.stem}-{number}")), number + 1
+        self._given.add(output)
+        return output
 
 
 def _send(client: viser.ClientHandle, done: JobDone) -> None:

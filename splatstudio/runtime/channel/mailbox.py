@@ -62,6 +62,15 @@ class Mailbox(Generic[T]):
         with self.changed:
             return next(iter(self._waiting.values()), None)
 
+    def take_if(self, message: T) -> bool:
+        """Forget the next message if it is still this one; return whether it was."""
+        with self.changed:
+            slot, first = next(iter(self._waiting.items()), (None, None))
+            if slot is None or first is not message:
+                return False
+            del self._waiting[slot]
+            return True
+
     def wait(self, timeout: float) -> None:
         """Wait for a message, `timeout` seconds at most."""
         with self.changed:

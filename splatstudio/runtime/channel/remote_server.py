@@ -122,6 +122,7 @@ class Welcome(Struct, frozen=True):
 
     proof: str = ""
     refused: str = ""  # a sentence
+    for_now: bool = False  # whether that may be different in a moment
 
 
 def new_greeting() -> Greeting:
@@ -369,10 +370,12 @@ class RemoteServer:
         answer = connection.recv(timeout=HELLO_SECONDS, decode=False)
         try:
             hello, welcome = checked(answer, self.token, greeting, self._certificate)
-            if self.num_clients >= MAX_CLIENTS:
-                raise ValueError(f"{MAX_CLIENTS} watch this training already")
         except ValueError as error:
             connection.send(encode(Welcome(refused=str(error))))
+            return None
+        if self.num_clients >= MAX_CLIENTS:  # of which some may be gone, and not be missed yet
+            refused = f"{MAX_CLIENTS} watch this training already"
+            connection.send(encode(Welcome(refused=refused, for_now=True)))
             return None
         connection.protocol.max_message_size = MAX_COMMAND
         connection.send(encode(welcome))

@@ -16,6 +16,7 @@ from splatstudio.evaluation.evaluate import (
     Measures,
     write_evaluation,
 )
+from splatstudio.files.inputs import sha256_of
 from splatstudio.files.run import Run
 from splatstudio.models.merging import merge
 from splatstudio.models.model import (
@@ -131,15 +132,21 @@ def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:
 
 
 def _of_other_photos(scene: Scene, run: Path) -> bool:
-    """Return whether a scene has other photos than those of a run's training, which are where they were."""
+    """Return whether a scene's test photos are others than those of a run's training, where these still are.
+
+    Copies of them are the same.
+    """
     try:
         origin = Run.open(run)
         own = load_training_scene(origin.scene_path, origin.config)
     except ValueError:
         return False  # they have moved: these were named in their place
-    return {view.image_path.resolve() for view in own.views} != {
-        view.image_path.resolve() for view in scene.views
-    }
+    known = {view.name: view.image_path for view in own.views}
+    tested = {view.name: view.image_path for view in (scene.views[index] for index in scene.test_indices)}
+    return any(
+        name not in known or (path != known[name] and sha256_of(path) != sha256_of(known[name]))
+        for name, path in tested.items()
+    )
 
 
 def _remembered(run: Path, images: str) -> list[str]:

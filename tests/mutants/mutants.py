@@ -205,7 +205,7 @@ STRATEGIES = (
     Mutant(
         "fast never thins out",
         "splatstudio/strategy/fast.py",
-        "return self.config.densify.enabled and step == self.thin_step",
+        "return self.config.densify.enabled and (step == self.thin_step or self._owes)",
         "return False",
         ("tests/strategy/test_fast.py::test_what_no_photo_of_all_needs_goes_when_all_are_asked",),
     ),

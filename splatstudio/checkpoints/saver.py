@@ -116,7 +116,7 @@ class CheckpointSaver:
 
         The rows may change when this returns: they are written in the background, or without memory for a
         copy they are written already. Whether it went well is in the answer that rank 0 reads, whatever the
-        error was.
+        error was; `check_part` raises where the disk takes not even that.
         """
         self._take_part()
         copy = copy_where_there_is_room(checkpoint, self._ranks.num_ranks)

@@ -18,10 +18,10 @@ from splatstudio.gui.theme import apply_theme
 from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 
-log = logging.getLogger(__name__)
-
 if TYPE_CHECKING:
     from nerfview import CameraState, RenderTabState
+
+log = logging.getLogger(__name__)
 
 RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
 

@@ -110,7 +110,7 @@ def evaluate_task(
     run = run_folder_of(task.path)
     file = None
     if run is not None and own is not None and model.step is not None and model.part is None:
-        if against == own and not _of_other_photos(scene, run):
+        if against == own and not (task.images and _of_other_photos(scene, run)):
             try:
                 file = write_evaluation(run, model.step, evaluation)
             except OSError as error:  # what was measured is told all the same

@@ -16,7 +16,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
-from splatstudio.gui.state.project import Project, with_plan, with_preset, with_settings
+from splatstudio.gui.state.project import Project, frame_of, with_plan, with_preset, with_settings
 from splatstudio.gui.state.status import (
     Choice,
     Notice,
@@ -253,8 +253,7 @@ class Controller(FrameSource):
         return newer_step(self.status, self._newest_step)
 
     def _view_job(self, path: Path) -> messages.ViewJob:
-        scene = self.project.scene
-        return messages.ViewJob(path, None if scene is None else tuple(map(tuple, scene.transform.tolist())))
+        return messages.ViewJob(path, frame_of(self.project))
 
     def compare_with(self, path: Path) -> None:
         """Show a model from the disk at the left of the one in the view.
@@ -399,7 +398,8 @@ class Controller(FrameSource):
     @property
     def can_set_up(self) -> bool:
         """Return whether the training has not begun, so that every setting can still be chosen."""
-        lost = self.status.state in ("failed", "ended") and self._resume_step is None
+        nothing = self._resume_step is None and self._newest_step is None
+        lost = self.status.state in ("failed", "ended") and nothing
         return self.project.can_train and (self.status.state == "ready" or lost)
 
     def change_settings(self, values: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -343,12 +344,8 @@ def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, t
     scene_path = scene_path.resolve()
     name = glob.escape(scene_path.name or "scene")
     notes: list[str] = []
-    if run_dir is not None:
-        candidates = [run_dir]
-    else:
-        found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
-        candidates = sorted(filter(is_run, found), key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in filter(is_run, candidates):
+    found = {run_dir} if run_dir is not None else {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
+    for folder in sorted(filter(is_run, found), key=os.path.getmtime, reverse=True):
         try:
             run = Run.open(folder)
         except ValueError as error:

@@ -51,8 +51,8 @@ from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import hold, is_held, put_in_place, sync_folder
 from splatstudio.settings.config import TrainConfig, from_json, to_json
+from splatstudio.strategy.global_order import copied, joined, rows_of, shard_rows
 from splatstudio.strategy.population import Population
-from splatstudio.strategy.shards import copied, joined, rows_of, shard_rows
 
 log = logging.getLogger(__name__)
 

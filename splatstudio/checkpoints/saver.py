@@ -33,10 +33,9 @@ from splatstudio.checkpoints.checkpoint import (
 from splatstudio.checkpoints.manifest import Shard, read_manifest, step_of
 from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import read_input
-from splatstudio.operating_system import put_in_place
-from splatstudio.strategy.shards import copied
+from splatstudio.operating_system import free_memory, put_in_place
+from splatstudio.strategy.global_order import copied
 
 log = logging.getLogger(__name__)
 

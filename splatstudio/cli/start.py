@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, figures_of_run
 from splatstudio.gui.server.access import Listen, TakenOver, advice, open_browser
-from splatstudio.gui.server.run_words import figures
 from splatstudio.gui.server.start_page import StartPage
 from splatstudio.gui.server.start_views import Entry, StartContent
 from splatstudio.poses.install import ColmapMissing, has_colmap, install_colmap, refuse_without_colmap
@@ -264,7 +263,7 @@ def start_content(named: Iterable[Path] = ()) -> StartContent:
 
 def _opened_before(path: Path) -> Entry:
     is_run = os.path.exists(path / "run.json")
-    return Entry(path, figures(path) if is_run else "", is_run)
+    return Entry(path, figures_of_run(path) if is_run else "", is_run)
 
 
 def _runs() -> Iterator[Entry]:
@@ -273,7 +272,7 @@ def _runs() -> Iterator[Entry]:
         try:
             run = Run.open(folder)
             begun = datetime.fromtimestamp((folder / "run.json").stat().st_mtime)
-            detail = f"{figures(folder)} · {run.scene_path}, begun {begun:%Y-%m-%d %H:%M}"
+            detail = f"{figures_of_run(folder)} · {run.scene_path}, begun {begun:%Y-%m-%d %H:%M}"
             yield Entry(folder, detail, is_run=True)
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
             yield Entry(folder, in_words(error), is_run=True)

@@ -30,10 +30,9 @@ from splatstudio.optimization.losses import psnr, ssim
 from splatstudio.rendering.render import RenderOptions, area_means, render
 from splatstudio.rendering.sharded_view import Received, drawn, received_for
 from splatstudio.scene.capture import View
-from splatstudio.scene.photo import Photo
+from splatstudio.scene.photo import Photo, whole_photo, whole_picture
 from splatstudio.scene.photo_uploads import Pixels, pixels_of
 from splatstudio.scene.scene import Scene
-from splatstudio.scene.whole_photos import whole_photo, whole_picture
 
 # What the figures are, as it stands in every file of results. `photo` is 8-bit / 255, `render` is float.
 DEFINITIONS = {

@@ -9,8 +9,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from splatstudio.files.free_memory import free_memory
-from splatstudio.operating_system import open_descriptor
+from splatstudio.operating_system import free_memory, open_descriptor
 
 _BLOCK = 1 << 20  # bytes that are hashed at a time
 ALWAYS_READ = 1 << 26  # bytes, for which nobody asks how much memory is free

@@ -188,6 +188,15 @@ def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:
     return float(psnr) if isinstance(psnr, (int, float)) and math.isfinite(psnr) else None
 
 
+def figures_of_run(run_dir: Path) -> str:
+    """Return the last saved step and the test PSNR of a run, as far as they are known."""
+    step = newest_step(run_dir)
+    if step is None:
+        return "no step saved"
+    psnr = newest_psnr(run_dir, step)
+    return f"step {step:,}" + ("" if psnr is None else f" · {psnr:.2f} dB")
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run; a link whose target is gone is none."""
     return (folder / "run.json").exists()

@@ -11,27 +11,29 @@ from pathlib import Path
 import torch
 
 from splatstudio.error_text import first_line
-from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import open_input
 from splatstudio.files.kinds import ZIP, kind_of_file
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
-from splatstudio.formats.gsplat_checkpoint import (
-    is_gsplat_checkpoint,
-    splats_of_gsplat,
-    write_gsplat_checkpoint,
-)
-from splatstudio.formats.inria_checkpoint import is_inria_checkpoint, splats_of_inria
 from splatstudio.formats.ksplat import read_ksplat
 from splatstudio.formats.model_arrays import SplatFile
-from splatstudio.formats.nerfstudio_checkpoint import is_nerfstudio_checkpoint, splats_of_nerfstudio
 from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
-from splatstudio.formats.torch_file import load_tensors
+from splatstudio.formats.torch_file import (
+    is_gsplat_checkpoint,
+    is_inria_checkpoint,
+    is_nerfstudio_checkpoint,
+    load_tensors,
+    splats_of_gsplat,
+    splats_of_inria,
+    splats_of_nerfstudio,
+    write_gsplat_checkpoint,
+)
 from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.operating_system import free_memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,7 @@ from splatstudio.formats.quantize import (
     with_largest,
     without_largest,
 )
-from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.gaussians.spatial_order import morton_order
+from splatstudio.gaussians.gaussians import Gaussians, morton_order
 
 GROUP = 256  # Gaussians that share bounds
 POSITION_BOUNDS = ["min_x", "min_y", "min_z", "max_x", "max_y", "max_z"]

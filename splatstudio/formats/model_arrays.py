@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from splatstudio.files.durable import write_durably
-from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import ALWAYS_READ, read_input
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.operating_system import free_memory
 
 NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
 OPAQUE = 15.0  # the logit of an opacity that cannot be told from 1

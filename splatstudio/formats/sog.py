@@ -42,8 +42,7 @@ from splatstudio.formats.quantize import (
     with_largest,
     without_largest,
 )
-from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.gaussians.spatial_order import morton_order
+from splatstudio.gaussians.gaussians import Gaussians, morton_order
 
 BOOK_SIZE = 256  # values that a byte can choose from
 SAMPLE = 1_000_000  # values that a codebook is fitted to

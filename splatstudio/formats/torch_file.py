@@ -1,4 +1,8 @@
-"""Files of torch.save from anywhere, read without running anything that they contain."""
+"""Files of torch.save from anywhere, read without running anything that they contain; three programs' models.
+
+gsplat's trainer: {"step": int, "splats": {means, scales, quats, ...}}. The original trainer, chkpnt30000.pth:
+((degree, xyz, ...), iteration). nerfstudio's splatfacto: {"step": int, "pipeline": {name: tensor}}.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,16 @@ from torch import Tensor
 
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import refuse_larger_than_memory
-from splatstudio.formats.model_arrays import NUM_SHN, ModelArrays, SplatFile, splats_read, write_file
+from splatstudio.formats.model_arrays import (
+    NUM_SHN,
+    ModelArrays,
+    SplatFile,
+    arrays_to_write,
+    splats_read,
+    write_file,
+)
+from splatstudio.formats.quantize import sh0_of
+from splatstudio.gaussians.gaussians import Gaussians
 
 # What a damaged or hostile pickle makes torch's restricted unpickler raise.
 DAMAGE = (
@@ -121,3 +134,92 @@ def splats_of_tensors(path: Path, tensors: Mapping[str, Any], step: int | None =
     arrays["opacities"] = arrays["opacities"].reshape(num)
     arrays["sh0"] = arrays["sh0"].reshape(num, 3)
     return splats_read(path, ModelArrays(**arrays), step=step)
+
+
+def write_gsplat_checkpoint(path: Path | str, gaussians: Gaussians, *, step: int = 0) -> None:
+    """Write the Gaussians to `path`, with the `step` of training that they come from.
+
+    gsplat's trainer and viewer load it with --ckpt. Raises ValueError, and writes nothing, when there are no
+    Gaussians, a parameter is not finite or the file cannot be written.
+    """
+    path = Path(path)
+    model = arrays_to_write(path, gaussians)
+    splats = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in vars(model).items()}
+    splats["sh0"] = splats["sh0"].reshape(-1, 1, 3)
+    save_tensors(path, {"step": step, "splats": splats})
+
+
+def is_gsplat_checkpoint(content: Any) -> bool:
+    """Return whether what torch.save wrote is a checkpoint of gsplat."""
+    return isinstance(content, Mapping) and isinstance(content.get("splats"), Mapping)
+
+
+def splats_of_gsplat(path: Path, content: Mapping[str, Any]) -> SplatFile:
+    """Return what a checkpoint holds that was read from `path`.
+
+    Raises ValueError when a tensor is missing or wrong, naming what a model of another kind holds instead.
+    """
+    splats = content["splats"]
+    if "features" in splats and "sh0" not in splats:
+        raise ValueError(
+            f"{path} was trained with an appearance network, whose colors no splat holds;"
+            " train without --app_opt to get a model that others can open"
+        )
+    step = content.get("step")
+    return splats_of_tensors(path, splats, step if type(step) is int else None)
+
+
+# The order of the state that its model returns for saving; statistics and the optimizer's state follow.
+ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")
+
+
+def is_inria_checkpoint(content: Any) -> bool:
+    """Return whether what torch.save wrote is a checkpoint of the original trainer."""
+    return (
+        isinstance(content, tuple)
+        and len(content) == 2
+        and isinstance(content[0], tuple)
+        and len(content[0]) >= len(ORDER)
+        and isinstance(content[0][0], int)
+    )
+
+
+def splats_of_inria(path: Path, content: Any) -> SplatFile:
+    """Return what a checkpoint holds that was read from `path`; ValueError when it is not whole."""
+    state: dict[str, Any] = dict(zip(ORDER, content[0], strict=False))
+    return splats_of_tensors(path, state)
+
+
+# The parameters' names behind "_model.", in versions before 1.1 without "gauss_params.".
+NAMES = {"sh0": "features_dc", "shN": "features_rest"}
+PREFIXES = ("_model.gauss_params.", "_model.")
+
+
+def is_nerfstudio_checkpoint(content: Any) -> bool:
+    """Return whether what torch.save wrote is a checkpoint of nerfstudio."""
+    return isinstance(content, Mapping) and isinstance(content.get("pipeline"), Mapping)
+
+
+def splats_of_nerfstudio(path: Path, content: Mapping[str, Any]) -> SplatFile:
+    """Return what a checkpoint holds that was read from `path`, in the frame in which it was trained.
+
+    Raises ValueError for a checkpoint of another method than splatfacto, and where a tensor is wrong.
+    """
+    pipeline = content["pipeline"]
+    prefix = next((each for each in PREFIXES if f"{each}means" in pipeline), None)
+    if prefix is None:
+        raise ValueError(
+            f"{path} is a checkpoint of nerfstudio's, but not of its splatfacto: it has no splats"
+        )
+    wanted = ("means", "quats", "scales", "opacities", "sh0", "shN")
+    found = {name: pipeline.get(prefix + NAMES.get(name, name)) for name in wanted}
+    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+    for name in ("sh0", "shN"):
+        if isinstance(tensors.get(name), torch.Tensor) and tensors[name].ndim == 2:
+            tensors[name] = tensors[name][:, None]
+    step = content.get("step")
+    shN, sh0 = tensors.get("shN"), tensors.get("sh0")
+    if isinstance(shN, torch.Tensor) and isinstance(sh0, torch.Tensor) and shN.numel() == 0:
+        # Trained without view-dependent color it keeps the logits of colors.
+        tensors["sh0"] = torch.from_numpy(sh0_of(torch.sigmoid(sh0.detach().float()).numpy()))
+    return splats_of_tensors(path, tensors, step if type(step) is int else None)

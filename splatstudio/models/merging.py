@@ -35,8 +35,7 @@ from splatstudio.checkpoints.rank_parts import (
 )
 from splatstudio.files.outputs import make_folder
 from splatstudio.formats import format_to_write, free_path
-from splatstudio.formats.gsplat_checkpoint import is_gsplat_checkpoint, splats_of_gsplat
-from splatstudio.formats.torch_file import load_tensors, save_tensors
+from splatstudio.formats.torch_file import is_gsplat_checkpoint, load_tensors, save_tensors, splats_of_gsplat
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.exporter import ExportedModel, write_model
 from splatstudio.models.model import Model, model_of

@@ -8,8 +8,7 @@ import numpy as np
 import pycolmap
 
 from splatstudio.poses.store import PoseStore
-from splatstudio.scene.kept_frame import KeptFrame, read_kept_frame
-from splatstudio.scene.normalize import normalizing_transform
+from splatstudio.scene.normalize import KeptFrame, normalizing_transform, read_kept_frame
 
 FEWEST_PAIRS = 30  # points that both models have
 MOST_PAIRS = 4000

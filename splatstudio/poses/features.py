@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pycolmap
 
-from splatstudio.files.free_memory import free_memory
-from splatstudio.operating_system import num_processors
+from splatstudio.operating_system import free_memory, num_processors
 from splatstudio.poses.pairs import in_blocks, pairs_of_frames, pairs_of_photos
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.store import PoseStore

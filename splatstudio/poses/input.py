@@ -25,9 +25,8 @@ from splatstudio.files.inputs import read_input, sha256_of
 from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
-from splatstudio.poses.sharpness import sharpness_of
 from splatstudio.poses.store import PoseStore
-from splatstudio.poses.video import write_frames
+from splatstudio.poses.video import sharpness_of, write_frames
 from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import COPIES, MADE_OF_PHOTOS, VIDEO_SUFFIXES, is_video
 from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header

@@ -21,7 +21,7 @@ from splatstudio.poses.review import SPARSE_POINTS, Links, read_links, review, s
 from splatstudio.poses.store import PoseStore
 from splatstudio.poses.upright import Upright, make_upright
 from splatstudio.poses.words import report_text
-from splatstudio.scene.kept_frame import KeptFrame, write_kept_frame
+from splatstudio.scene.normalize import KeptFrame, write_kept_frame
 
 SMALLEST_MODEL, FEWEST_POINTS = 3, 8  # photos, and points of each
 RUNAWAY = 1.15  # times the focal length that EXIF tells, or its inverse: beyond it the estimate is doubted

@@ -14,8 +14,8 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import as_utf8
 from splatstudio.files.inputs import read_input
 from splatstudio.files.kinds import refuse_pointer
-from splatstudio.scene.kept_frame import KeptFrame
 from splatstudio.scene.lens import Lens
+from splatstudio.scene.normalize import KeptFrame
 
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".jp2", ".j2k")

@@ -18,8 +18,8 @@ from splatstudio.scene.capture import (
     unposed_note,
 )
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
-from splatstudio.scene.kept_frame import read_kept_frame
 from splatstudio.scene.layout import NoPhotos, PoseFiles
+from splatstudio.scene.normalize import read_kept_frame
 from splatstudio.scene.scene import Scene
 
 SMALLER = re.compile(r"images_\d+")

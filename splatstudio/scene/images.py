@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from splatstudio.files.free_memory import memory_limit
+from splatstudio.operating_system import memory_limit
 from splatstudio.scene import photo_cache
 from splatstudio.scene.photo import Photo
 

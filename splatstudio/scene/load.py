@@ -12,9 +12,9 @@ from shlex import quote
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
+from splatstudio.operating_system import free_memory
 from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_app
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View

@@ -1,11 +1,17 @@
-"""Photos: decode, turn upright, undistort, mask, downscale."""
+"""Photos: decode, turn upright, undistort, mask, downscale.
+
+Tags of TIFF files by which OpenCV's decoder turns pictures and multiplies colors by their alpha are set
+aside: poses belong to the pixels as they are stored. Source: TIFF 6.0 and BigTIFF, the layout of directories.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import re
+import struct
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +23,7 @@ from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
-from splatstudio.scene.lens import Lens, faces, undistortion_maps
-from splatstudio.scene.tiff import as_stored, has_premultiplied_colors
+from splatstudio.scene.lens import Lens, directions_through, faces, undistortion_maps
 
 LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
 PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
@@ -324,3 +329,99 @@ def _shrunk(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if (image.shape[1], image.shape[0]) == size:
         return image
     return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+
+
+ORIENTATION, EXTRA_SAMPLES = 274, 338
+ASSOCIATED, UNASSOCIATED = 1, 2  # alpha that colors have been multiplied by, and one they have not
+SHORT = 3  # of two bytes, as both tags are
+AS_STORED = {ORIENTATION: 1, EXTRA_SAMPLES: ASSOCIATED}
+
+
+def as_stored(data: bytes) -> bytes:
+    """Return a TIFF file of the same pixels that decoders neither turn nor multiply by their alpha.
+
+    Other files come back as they are, and damaged ones with what could be read of their tags.
+    """
+    changed: bytearray | None = None
+    for place, tag, order in _short_tags(data):
+        wanted = struct.pack(f"{order}H", AS_STORED[tag])
+        if data[place : place + 2] != wanted:
+            changed = bytearray(data) if changed is None else changed
+            changed[place : place + 2] = wanted
+    return data if changed is None else bytes(changed)
+
+
+def has_premultiplied_colors(data: bytes) -> bool:
+    """Return whether the colors of a TIFF file are stored multiplied by their alpha."""
+    found = {tag: struct.unpack_from(f"{order}H", data, place)[0] for place, tag, order in _short_tags(data)}
+    return found.get(EXTRA_SAMPLES) == ASSOCIATED
+
+
+def _short_tags(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Yield where the values of the tags of AS_STORED lie in the first directory, tag and order of bytes."""
+    order = {b"II": "<", b"MM": ">"}.get(data[:2])
+    if order is None:
+        return
+    try:
+        (version,) = struct.unpack_from(f"{order}H", data, 2)
+        big = version == 43
+        if not big and version != 42:
+            return
+        (directory,) = struct.unpack_from(f"{order}{'Q' if big else 'I'}", data, 8 if big else 4)
+        count, entry = (
+            struct.Struct(f"{order}{'Q' if big else 'H'}"),
+            struct.Struct(f"{order}HH{'Q' if big else 'I'}"),
+        )
+        (num,) = count.unpack_from(data, directory)
+        size = entry.size + (8 if big else 4)
+        for start in range(directory + count.size, directory + count.size + num * size, size):
+            tag, kind, _ = entry.unpack_from(data, start)
+            if tag in AS_STORED and kind == SHORT and start + size <= len(data):
+                yield start + entry.size, tag, order
+    except struct.error:  # cut off: the decoder says so
+        return
+
+
+def whole_photo(view: View) -> Photo:
+    """Return the whole photo of which `view` is a part, undivided, at the size of the views' pixels.
+
+    Its mask leaves out what the lens does not show. Raises ValueError when the file cannot be decoded.
+    """
+    lens = _small_lens(view)
+    # Without distortion nothing is undone: the picture comes as its file has it.
+    plain = replace(view.lens, kind="brown", distortion=())
+    camera = replace(view.camera, width=lens.width, height=lens.height)
+    photo = read_photo(replace(view, lens=plain, camera=camera, face=""))
+    shown = np.isfinite(directions_through(lens)).all(axis=-1)
+    if shown.all():
+        return photo
+    return replace(photo, mask=shown if photo.mask is None else photo.mask & shown)
+
+
+def whole_picture(views: Sequence[View], pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what the `views` of one photo show, as [H, W, C] float32 pictures, through its lens.
+
+    What none of them shows is 0.
+    """
+    lens = _small_lens(views[0])
+    directions = directions_through(lens)
+    whole = np.zeros((lens.height, lens.width, pictures[0].shape[-1]), np.float32)
+    turns = {face.name: np.array(face.turn, np.float32) for face in faces(views[0].lens)}
+    for view, picture in zip(views, pictures, strict=True):
+        x, y, z = np.moveaxis(directions @ turns[view.face].T, -1, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ahead = z >= np.maximum(np.abs(x), np.abs(y)) * (1 - 1e-6)
+            k = view.camera.K
+            map_x = np.where(ahead, x / z * k[0, 0] + k[0, 2] - 0.5, -1).astype(np.float32)
+            map_y = np.where(ahead, y / z * k[1, 1] + k[1, 2] - 0.5, -1).astype(np.float32)
+        seen = cv2.remap(picture, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        whole[ahead] = seen[ahead]
+    return whole
+
+
+def _small_lens(view: View) -> Lens:
+    """Return the lens of the whole photo at the size at which the view is delivered."""
+    face = next(face for face in faces(view.lens) if face.name == view.face)
+    factor = view.camera.width / face.lens.width
+    width, height = (max(1, round(side * factor)) for side in (view.lens.width, view.lens.height))
+    return view.lens.resized(width, height)

@@ -12,7 +12,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.change import Change
-from splatstudio.gaussians.spatial_order import morton_order
+from splatstudio.gaussians.gaussians import morton_order
 from splatstudio.optimization.gradients import Observation
 from splatstudio.settings.config import Order, TrainConfig, changed
 from splatstudio.strategy import Strategy

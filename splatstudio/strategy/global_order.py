@@ -1,18 +1,22 @@
-"""The order of all ranks' Gaussians: that in which one process would hold them, whoever holds them here.
+"""The order of all ranks' Gaussians, that in which one process would hold them, and parts of a population.
 
 With it, what is drawn at random is drawn for all Gaussians as one list, alike on every rank, and each rank
 takes what belongs to its rows. So a training makes the same random choices on however many ranks. (The chance
-of mcmc is each Gaussian's own, see `births`.)
+of mcmc is each Gaussian's own, see `sample_parents`.)
 A row's place is its population's count ROW_INDEX, int64. A population of one process has none, as
 its rows lie in this order, unless `reorder` has moved them or it goes on from a checkpoint of several ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.gaussians.gaussians import concatenated
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import PERSISTENT_ID, ROW_INDEX, Population, standing
 
 
@@ -20,8 +24,8 @@ def number_rows(population: Population) -> int:
     """Give the rows their places and keys before the first step; return how many rows all ranks have.
 
     Called by all ranks. Places are of several ranks; those of a checkpoint stay where each of them is there
-    once. Otherwise the rows of rank 0 come first. Keys are of strategies that count them, see `births`; those
-    of a checkpoint stay.
+    once. Otherwise the rows of rank 0 come first. Keys are of strategies that count them, see
+    `sample_parents`; those of a checkpoint stay.
     """
     ranks, known, keys = (
         population.ranks,
@@ -93,3 +97,53 @@ def _is_order(ranks: Ranks, places: Tensor | None, num: int) -> bool:
     once = torch.zeros(num, dtype=torch.uint8, device="cpu")
     once[own] = 1
     return bool((ranks.all_reduce(once) == 1).all())
+
+
+def shard_rows(population: Population, rank: int, num_ranks: int) -> Population:
+    """Return the share of a rank when the rows are split evenly, in order, as views."""
+    num = len(population)
+    return rows_of(population, slice(num * rank // num_ranks, num * (rank + 1) // num_ranks))
+
+
+def rows_of(population: Population, rows: slice) -> Population:
+    """Return some rows of a population, as views."""
+    optimizer = population.optimizer
+    return Population(
+        population.gaussians[rows],
+        SplatAdam(optimizer.exp_avg[rows], optimizer.exp_avg_sq[rows], optimizer.num_steps),
+        {name: count[rows] for name, count in population.counts.items()},
+    )
+
+
+@torch.no_grad()
+def copied(population: Population) -> Population:
+    """Return the same population with tensors of its own, on the CPU."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", copy=True)
+
+    optimizer = population.optimizer
+    moments = optimizer.exp_avg.map(copy), optimizer.exp_avg_sq.map(copy)
+    return Population(
+        population.gaussians.map(copy),
+        SplatAdam(*moments, optimizer.num_steps),
+        {name: copy(count) for name, count in population.counts.items()},
+    )
+
+
+def joined(parts: Sequence[Population], num_steps: int) -> Population:
+    """Return the rows of all `parts`, in order, as one population whose optimizer made `num_steps` updates.
+
+    Raises ValueError when `num_steps` is no whole number.
+    """
+    if type(num_steps) is not int:
+        raise ValueError(f"the optimizer's num_steps is {num_steps!r}")
+    return Population(
+        concatenated([part.gaussians for part in parts]),
+        SplatAdam(
+            concatenated([part.optimizer.exp_avg for part in parts]),
+            concatenated([part.optimizer.exp_avg_sq for part in parts]),
+            num_steps,
+        ),
+        {name: torch.cat([part.counts[name] for part in parts]) for name in parts[0].counts},
+    )

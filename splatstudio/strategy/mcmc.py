@@ -46,7 +46,7 @@ class McmcStrategy:
 
     `extent` is the scene's radius in scene units, `detail` what the number of Gaussians is in proportion to,
     see `McmcConfig.density`. What is random follows from the seed, the step and the key
-    of each Gaussian, see `births`.
+    of each Gaussian, see `sample_parents`.
     Counts: `grad2d` (sum of gradient norms) and `visible` (how often seen) since the last relocation. The
     method needs the weights of mean opacity and mean scale, see `ShapeConfig`.
     """

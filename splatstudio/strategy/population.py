@@ -18,9 +18,8 @@ from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization.optim import SplatAdam, with_zero_rows
 
 ROW_INDEX = "place"  # the count that says where a row stands among those of all ranks, see `places`
-PERSISTENT_ID = (
-    "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`
-)
+# The count that numbers a Gaussian for life; its random numbers follow from it, see `sample_parents`.
+PERSISTENT_ID = "key"
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
 from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
 from splatstudio.surfaces.depth_views import ModelViews, Survey, up_of
-from splatstudio.surfaces.fusion_by_ranks import all_keys, memory_of_rank, surface_by_ranks
+from splatstudio.surfaces.extract import all_keys, memory_of_rank, surface_by_ranks
 from splatstudio.surfaces.ground import find_ground, ground_rectangle
 from splatstudio.surfaces.mesh import (
     NO_SIMPLIFICATION,
@@ -37,7 +37,13 @@ from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
 from splatstudio.surfaces.shown_mesh import ShownMesh, shown_mesh
 from splatstudio.surfaces.texture import NO_UNWRAPPING, can_unwrap, textured
-from splatstudio.surfaces.tsdf import BLOCK_BYTES, Grid, Tsdf, find_blocks, fuse
+from splatstudio.surfaces.tsdf import (
+    BLOCK_BYTES,
+    Grid,
+    Tsdf,
+    find_blocks,
+    fuse,
+)
 
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
 VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept

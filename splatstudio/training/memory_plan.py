@@ -16,7 +16,7 @@ import torch
 
 from splatstudio.devices import accelerator
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.files.free_memory import free_memory
+from splatstudio.operating_system import free_memory
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed

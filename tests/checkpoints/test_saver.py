@@ -24,7 +24,7 @@ from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.shards import shard_rows
+from splatstudio.strategy.global_order import shard_rows
 from splatstudio.training.trainer import Trainer
 
 

@@ -30,7 +30,7 @@ DEVICE = "it is a device, not a regular file"
 
 # These read what belongs to the system, to the package or to this process, not what a user names.
 OWN_FILES = {
-    "files.free_memory",
+    "operating_system",
     "files.inputs",
     "training.precision",
     "gui.server.opening_page",

@@ -226,8 +226,8 @@ def test_weights_that_are_missing_are_downloaded_by_a_button(
     page: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"alex"}
-    monkeypatch.setattr("splatstudio.gui.tabs.lpips_weights.lacks_weights", lambda name: name not in there)
-    monkeypatch.setattr("splatstudio.gui.tabs.lpips_weights.fetch_lpips", there.add)
+    monkeypatch.setattr("splatstudio.gui.tabs.scores.lacks_weights", lambda name: name not in there)
+    monkeypatch.setattr("splatstudio.gui.tabs.scores.fetch_lpips", there.add)
     panel = evaluate_panel(page)
     (button,) = (handle for handle, name, _ in panel._weights._kept if name == "label")
     panel.look()

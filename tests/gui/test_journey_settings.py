@@ -26,7 +26,7 @@ from studio_page import CANVAS, OPENED, PAGE_TEST, Screen, row
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.state.tasks import TaskBoard
-from splatstudio.gui.tabs import lpips_weights
+from splatstudio.gui.tabs import scores
 from splatstudio.gui.tabs.train import options_on
 from splatstudio.settings.config import TrainConfig, from_json, value_of
 from splatstudio.settings.presets import PRESETS
@@ -53,8 +53,8 @@ def test_from_the_settings_through_two_trainings_to_the_merged_file(
     open_page: Callable[..., Screen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []  # networks whose weights would be downloaded
-    monkeypatch.setattr(lpips_weights, "fetch_lpips", fetched.append)
-    monkeypatch.setattr(lpips_weights, "lacks_weights", lambda name: name not in fetched)
+    monkeypatch.setattr(scores, "fetch_lpips", fetched.append)
+    monkeypatch.setattr(scores, "lacks_weights", lambda name: name not in fetched)
     scene = write_blob_scene(tmp_path / "ring", NUM_PHOTOS)
     config = replace(MANY, save_steps=tuple(range(5, STEPS, 5)))
     screen = open_page(scene, config, width=1280, height=900)

@@ -14,8 +14,8 @@ from blob_models import blobs
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, evaluation_from_json
 from splatstudio.files.run import Run
-from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
 from splatstudio.formats.ply import write_ply
+from splatstudio.formats.torch_file import write_gsplat_checkpoint
 from splatstudio.models import scoring
 from splatstudio.models.model import load_model, origin_of
 from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task

@@ -12,8 +12,8 @@ from textured_rooms import ring, table_with_boxes, write_photos
 
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.store import PoseStore
-from splatstudio.scene.kept_frame import FILE
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.normalize import FILE
 from splatstudio.scene.scene import Scene
 
 NUM, FIRST = 12, 8

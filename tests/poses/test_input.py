@@ -15,8 +15,8 @@ from textured_rooms import draw_photo, ring, table_with_boxes, write_photos
 from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
 from splatstudio.poses.input import find_sources, manifest_of
 from splatstudio.poses.records import InputPhoto, Manifest, write_record
-from splatstudio.poses.sharpness import sharpness_of
 from splatstudio.poses.store import PoseStore
+from splatstudio.poses.video import sharpness_of
 from splatstudio.scene.colmap import read_model
 
 CAMERA, SIDEWAYS = 272, 6

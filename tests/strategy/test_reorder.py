@@ -22,8 +22,7 @@ from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.checkpoints.manifest import named_tensors
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.gaussians.spatial_order import morton_order
+from splatstudio.gaussians.gaussians import Gaussians, morton_order
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import render
 from splatstudio.scene.scene import Scene

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traced_shapes import SOLIDS, views_of
 
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.surfaces.fusion_by_ranks import all_keys, surface_by_ranks
+from splatstudio.surfaces.extract import all_keys, surface_by_ranks
 from splatstudio.surfaces.make_mesh import help_with_mesh, mesh_of_task
 from splatstudio.surfaces.mesh import Mesh
 from splatstudio.surfaces.mesh_options import MeshTask

@@ -20,7 +20,7 @@ import splatstudio as ss
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
-from splatstudio.surfaces import fusion_by_ranks
+from splatstudio.surfaces import extract
 from splatstudio.surfaces.depth_views import cameras_between
 from splatstudio.surfaces.make_mesh import ELSEWHERE, MadeMesh, mesh_of_model, mesh_of_task
 from splatstudio.surfaces.mesh import Mesh, face_areas
@@ -206,7 +206,7 @@ def test_a_model_without_a_scene_is_seen_from_an_orbit_and_says_so(run: Path, tm
 def test_too_little_memory_takes_the_resolution_that_fits_and_says_the_number(
     run: Path, made: MadeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fusion_by_ranks, "free_memory", lambda: 2_000_000)
+    monkeypatch.setattr(extract, "free_memory", lambda: 2_000_000)
     model, scene = load_model(run), load_scene(run.parent / "scene")
     coarser = mesh_of_model(model, scene, COARSE)
     assert "0.001 GB of memory have room for" in coarser.report.resolution_chosen_by

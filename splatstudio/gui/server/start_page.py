@@ -31,7 +31,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.files.recent import rename_recent
-from splatstudio.files.run import newest_step, scene_of
+from splatstudio.files.run import figures_of_run, newest_step, scene_of
 from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
 from splatstudio.gui.server.access import (
     STILL_HERE,
@@ -48,7 +48,6 @@ from splatstudio.gui.server.access import (
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
 from splatstudio.gui.server.dropped_files import checked, clear_partial, receive
 from splatstudio.gui.server.folder_listing import list_folder
-from splatstudio.gui.server.run_words import figures
 from splatstudio.gui.server.start_views import (
     BROWSE,
     COMPARE,
@@ -407,7 +406,7 @@ def _runs_beside(run_dir: Path, content: StartContent) -> list[Entry]:
 def _beside_detail(run_dir: Path, alike: bool) -> str:
     scene = scene_of(run_dir)
     other = "" if alike else f" · another scene, {'not known' if scene is None else scene.name}"
-    return f"{figures(run_dir)}{other} · {run_dir.parent}"
+    return f"{figures_of_run(run_dir)}{other} · {run_dir.parent}"
 
 
 def _data(message: str | bytes) -> bytes:

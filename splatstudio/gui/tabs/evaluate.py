@@ -27,8 +27,7 @@ from splatstudio.gui.panel import Page, Panel, output_path, when_user
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.compare_runs import RunComparison
 from splatstudio.gui.tabs.folder_choice import browse_button
-from splatstudio.gui.tabs.lpips_weights import NETWORKS, LpipsWeights
-from splatstudio.gui.tabs.scores import ScoresSection
+from splatstudio.gui.tabs.scores import NETWORKS, LpipsWeights, ScoresSection
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.models.model import run_folder_of
 from splatstudio.models.scoring import EvaluationTask

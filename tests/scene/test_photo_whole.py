@@ -18,8 +18,8 @@ from splatstudio.rendering.render import render
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.lens import Lens, directions_through, faces
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.photo import whole_photo, whole_picture
 from splatstudio.scene.scene import Scene
-from splatstudio.scene.whole_photos import whole_photo, whole_picture
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig
 from splatstudio.settings.config import TrainConfig
 

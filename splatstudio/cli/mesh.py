@@ -52,7 +52,7 @@ def mesh(
     )
     for written in task.files:
         refuse_existing(written, overwrite)
-    refuse_unwritable(output)
+        refuse_unwritable(written)
     say_starting()
     from splatstudio.cli.terminal import console, print_part, stage_progress
 

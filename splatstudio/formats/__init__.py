@@ -20,7 +20,7 @@ from splatstudio.formats.model_arrays import SplatFile
 from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
-from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
+from splatstudio.formats.spz import GZIP, MAGIC, read_spz, sizes_beyond_spz, write_spz
 from splatstudio.formats.torch_file import (
     is_gsplat_checkpoint,
     is_inria_checkpoint,
@@ -46,6 +46,10 @@ class FileExtras:
     page: PageView = AS_IT_LIES  # how a web page shows them
 
 
+def _nothing_more(gaussians: Gaussians) -> list[str]:
+    return []
+
+
 @dataclass(frozen=True)
 class Format:
     """A file format for Gaussians, as a list of choices shows it."""
@@ -62,6 +66,7 @@ class Format:
     has_normals: bool = False  # whether there is room for normals
     has_sizes: bool = True  # whether a file has more of its Gaussians than points
     is_page: bool = False  # whether a file is looked at as it is, from a first point of view
+    rounds: Callable[[Gaussians], list[str]] = _nothing_more  # sentences on what of these it cannot hold
 
     def estimated_bytes(self, num_gaussians: int, sh_degree: int) -> int:
         """Return about how large a file of that many Gaussians is."""
@@ -135,6 +140,7 @@ FORMATS = (
         read=read_spz,
         write=lambda path, model, extras: write_spz(path, model, antialiased=extras.antialiased),
         tells_antialiased=True,
+        rounds=sizes_beyond_spz,
     ),
     Format(
         name="SOG",

@@ -59,6 +59,8 @@ MOST_EXPANSION = 1032  # times: a bit for a length and one for a distance stand 
 READ_AT_ONCE = 1 << 20  # bytes of a stream whose true length is not known
 GZIP_BLOCK = 1 << 21  # bytes that one core compresses at a time
 EMPTY_LAST_BLOCK = b"\x03\x00"  # of deflate
+LOG_SCALE_STEPS, LOG_SCALE_SHIFT = 16.0, 10.0  # a size is its logarithm in a byte
+FEW_BEYOND = 0.01  # of all splats: so few are not seen
 FARTHEST = 2**23 - 1  # of a 24-bit number
 WXYZ_OF_XYZW = [3, 0, 1, 2]
 XYZW_OF_WXYZ = [1, 2, 3, 0]
@@ -102,7 +104,7 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
         packed.positions[rows] = fixed.view(np.uint8).reshape(len(part), 3, 4)[:, :, :3]
         packed.opacities[rows] = opacity_bytes(part.opacities)
         packed.colors[rows] = rounded(255.0 * COLOR_SCALE * part.sh0 + 127.5, 0, 255)
-        packed.scales[rows] = rounded(16.0 * (part.scales + 10.0), 0, 255)
+        packed.scales[rows] = rounded(LOG_SCALE_STEPS * (part.scales + LOG_SCALE_SHIFT), 0, 255)
         packed.rotations[rows] = _smallest_three(part.quats)
         steps = SH_STEPS[:num_shn]
         codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
@@ -111,6 +113,21 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, flags, 0)
     columns = (packed.positions, packed.opacities, packed.colors, packed.scales, packed.rotations, packed.sh)
     write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
+
+
+def sizes_beyond_spz(gaussians: Gaussians) -> list[str]:
+    """Return a sentence where splats have sizes for which SPZ has no number, else nothing."""
+    low, high = -LOG_SCALE_SHIFT, 255 / LOG_SCALE_STEPS - LOG_SCALE_SHIFT
+    scales = gaussians.scales.detach()
+    num = int(((scales < low) | (scales > high)).any(dim=1).sum())
+    if num <= FEW_BEYOND * len(gaussians):
+        return []
+    return [
+        f"{num:,} of the {len(gaussians):,} splats have a size outside of {math.exp(low):.1g} to"
+        f" {math.exp(high):.0f}, which is all that SPZ can hold: they are written as large as it can. Where"
+        " the scene is in very small or large units, choose another format, or --upright (in the studio:"
+        " Align upright)."
+    ]
 
 
 def _gzipped(content: bytes) -> bytes:
@@ -169,7 +186,7 @@ def read_spz(path: Path | str) -> SplatFile:
     model = ModelArrays(
         means=np.empty((num, 3), np.float32),
         quats=np.empty((num, 4), np.float32),
-        scales=packed.scales.astype(np.float32) / 16 - 10,
+        scales=packed.scales.astype(np.float32) / LOG_SCALE_STEPS - LOG_SCALE_SHIFT,
         opacities=opacity_logits(packed.opacities),
         sh0=(packed.colors.astype(np.float32) / 255 - 0.5) / COLOR_SCALE,
         shN=np.empty(packed.sh.shape, np.float32),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # The command line names a Trim before it loads torch.
+    import numpy as np
     from torch import Tensor
 
     from splatstudio.gaussians.gaussians import Gaussians
@@ -42,14 +43,15 @@ class Trim:
 KEEP_ALL = Trim()
 
 
-def trimmed(gaussians: Gaussians, trim: Trim) -> Gaussians:
-    """Return the Gaussians that `trim` keeps; its box is in their frame.
+def trimmed(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) -> Gaussians:
+    """Return the Gaussians that `trim` keeps, as they are.
 
-    Raises ValueError when none is left.
+    `to_box` [4, 4] leads from their frame to that of the box, None: it is theirs. Raises ValueError when none
+    is left.
     """
     if trim.keeps_all:
         return gaussians
-    kept = _kept(gaussians, trim)
+    kept = _kept(gaussians, trim, to_box)
     if not bool(kept.any()):
         raise ValueError("no splat is left: lower the least opacity, or make the crop box larger")
     return gaussians[kept]
@@ -67,12 +69,16 @@ def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> Gaussi
     return replace(gaussians, means=gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere)))
 
 
-def _kept(gaussians: Gaussians, trim: Trim) -> Tensor:
+def _kept(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) -> Tensor:
     """Return which Gaussians `trim` keeps, [N] bool. Raises ValueError for values that cannot be used."""
     trim.check()
     kept = gaussians.opacities.sigmoid() >= trim.min_opacity
     if trim.crop is not None:
-        corners = gaussians.means.new_tensor(trim.crop).reshape(2, 3)
+        means = gaussians.means
+        if to_box is not None:  # in float64: a box in the coordinates of a map is far from its origin
+            means = means.double()
+            means = means @ means.new_tensor(to_box[:3, :3]).T + means.new_tensor(to_box[:3, 3])
+        corners = means.new_tensor(trim.crop).reshape(2, 3)
         low, high = corners.amin(dim=0), corners.amax(dim=0)
-        kept &= ((gaussians.means >= low) & (gaussians.means <= high)).all(dim=1)
+        kept &= ((means >= low) & (means <= high)).all(dim=1)
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.rendering.render import RenderOptions
 
 CHUNK = 65_536
+COARSE_STEP = 0.1  # of a splat's size: coordinates that are no finer show as noise
 
 NO_SKY = (
     "The model has learned a sky, which no file of splats holds: other programs show their own background"
@@ -169,7 +171,9 @@ def write_model(
     what cannot be written; where the cameras fail after the model, it says that the model is there.
     """
     form, num = form or format_to_write(output), len(model.gaussians)
-    transform = export_transform(model.transform, upright=request.upright)
+    # Nobody sees the coordinates of a page, and those of a map may be too large for what is in them.
+    upright = request.upright or (form.is_page and not knows_no_scene(model.transform))
+    transform = export_transform(model.transform, upright=upright)
     gaussians = _placed(model, request, transform)
     normals = None
     if request.normals:
@@ -181,7 +185,7 @@ def write_model(
     page = page_view(model, np.linalg.inv(transform), request.first, title=request.title)
     extras = FileExtras(model.step, model.options.antialiased, normals, page)
     write_gaussians(output, gaussians, extras, form=form)
-    notes = not_kept(model.options, form)
+    notes = [*not_kept(model.options, form), *rounded_in_file(gaussians, form)]
     if request.cameras is not None:
         try:
             notes += write_refined(model, request.cameras, request.photos, upright=request.upright)
@@ -193,10 +197,8 @@ def write_model(
 
 def _placed(model: Exportable, request: ExportRequest, transform: np.ndarray) -> Gaussians:
     """Return what is left of the Gaussians, where `transform` [4, 4] from the model's frame brings them."""
-    if not request.box_in_files:
-        return transformed(trimmed(model.gaussians, request.trim), transform)
-    kept = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), request.trim)
-    return transformed(kept, transform @ model.transform) if request.upright else kept
+    to_box = np.linalg.inv(model.transform) if request.box_in_files else None
+    return transformed(trimmed(model.gaussians, request.trim, to_box), transform)
 
 
 def write_refined(
@@ -204,7 +206,8 @@ def write_refined(
 ) -> list[str]:
     """Write the cameras of photos, by name and in the model's frame, as the training has refined them.
 
-    They lie where the model's file does. Returns the notes on them; raises OSError.
+    They lie in the coordinates of the scene's files, or `upright` as a model does. Returns the notes on them;
+    raises OSError.
     """
     refined = [(name, refined_camera(model, name, camera)) for name, camera in photos]
     write_cameras(file, refined, export_transform(model.transform, upright=upright))
@@ -234,6 +237,27 @@ def page_view(
     if camera is not None:
         camera = camera.transformed(np.linalg.inv(upright))
     return PageView(upright, camera, title=title, background=background)
+
+
+def rounded_in_file(gaussians: Gaussians, form: Format) -> list[str]:
+    """Return a sentence on each thing that a file of `form` rounds so much that it is seen."""
+    sentences: list[str] = []
+    if not form.has_sizes or not len(gaussians):
+        return sentences
+    farthest = float(gaussians.means.detach().abs().max())
+    step = float(np.spacing(np.float32(farthest)))
+    size = math.exp(float(gaussians.scales.detach().mean(dim=1).median()))
+    if step > COARSE_STEP * size:
+        sentences.append(coarse_coordinates(farthest, step, f"a splat has a size of {size:.2g}"))
+    return sentences + form.rounds(gaussians)
+
+
+def coarse_coordinates(farthest: float, step: float, beside: str) -> str:
+    """Return the sentence on coordinates whose `step`, as files have it, is large `beside` what they tell."""
+    return (
+        f"The coordinates are as large as {farthest:,.0f}, which files keep in steps of {step:.2g}, and"
+        f" {beside}: with --upright (in the studio: Align upright) no detail is lost."
+    )
 
 
 def not_kept(options: RenderOptions, form: Format | None) -> list[str]:

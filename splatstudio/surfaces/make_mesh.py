@@ -14,9 +14,11 @@ from torch import Tensor
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.placement import export_transform, knows_no_scene
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.files.durable import write_json_durably
+from splatstudio.files.durable import partial_path, refuse_unwritable, write_json_durably
 from splatstudio.gaussians.trimming import Trim, trimmed
+from splatstudio.models.exporter import COARSE_STEP, coarse_coordinates
 from splatstudio.models.model import Model, load_model, origin_of, scene_shown_by
+from splatstudio.operating_system import put_in_place
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
 from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
@@ -50,6 +52,7 @@ VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
 BYTES_A_BLOCK = 4 * BLOCK_BYTES  # with what finding the surface in it takes
 # Of the photos, on the surface. At one, the roughness of the splats is finer than their colors.
 PIXELS_OF_A_VOXEL = 2.0
+FEWEST_VOXELS = 16  # along the longest side: of fewer nothing can be made
 COARSER = 1.05  # than what just fits
 MARGIN = 2  # blocks around the box of the survey
 FEW_PHOTOS = 8  # with fewer one view is enough to tell of a surface
@@ -99,6 +102,8 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
     0, and the others call `help_with_mesh`. Raises ValueError for a model, a scene or options that cannot be
     used, OSError where a file cannot be written, and MemoryError.
     """
+    for file in task.files:
+        refuse_unwritable(file)
     on_progress(0, 0, "loading the model")
     options, model, scene = _read(task)
     photos = None
@@ -114,13 +119,14 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
         ranks=ranks,
     )
     on_progress(0, 0, f"writing {task.output.name}")
-    write_mesh(task.output, made.mesh, z_up=task.upright)
+    # Where the report has no room, or who waits cancels, an earlier mesh and its report stay.
+    report = partial_path(task.report_file)
     try:
-        write_json_durably(task.report_file, made.report.values)
-    except BaseException:  # who cancels now wants neither
-        for file in task.files:
-            file.unlink(missing_ok=True)
-        raise
+        write_json_durably(report, made.report.values)
+        write_mesh(task.output, made.mesh, z_up=task.upright)
+        put_in_place(report, task.report_file)
+    finally:
+        report.unlink(missing_ok=True)
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)
 
 
@@ -147,8 +153,7 @@ def _read(task: MeshTask) -> tuple[MeshOptions, Model, Scene | None]:
     own = model.transform
     cropped = task.box_frame is not None and task.trim.crop is not None
     frame = np.array(task.box_frame) if cropped else own
-    model = model.in_frame(frame)
-    model = replace(model, gaussians=trimmed(model.gaussians, task.trim)).in_frame(own)
+    model = replace(model, gaussians=trimmed(model.gaussians, task.trim, frame @ np.linalg.inv(own)))
     return options, model, None if scene is None else _with_points_in(scene, frame, task.trim)
 
 
@@ -209,6 +214,7 @@ def mesh_of_model(
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
     styled = _styled(colored.mesh, facts, survey, options, photos, on_progress)
     mesh, placed = _placed(model, styled, upright=upright)
+    facts = replace(facts, notes=(*facts.notes, *_coarse(mesh, grid.voxel_size * placed)))
     return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed), shown_mesh(colored.mesh))
 
 
@@ -240,8 +246,15 @@ def _surface(
     del field
     mesh = without_islands(whole, options.min_island)
     if not mesh.num_triangles:
+        if grid.voxel_size * FEWEST_VOXELS < survey.longest_side:
+            raise ValueError(
+                "no surface is left: too few views agree on one; train longer, or choose a larger"
+                " --voxel-size"
+            )
+        length, side = survey.longest_side / scale, grid.voxel_size / scale
         raise ValueError(
-            "no surface is left: too few views agree on one; train longer, or choose a larger --voxel-size"
+            f"no surface is left: what the views see is {length:.3g} long, and a voxel {side:.3g}; choose a"
+            " smaller --voxel-size"
         )
     return _Surface(mesh, survey, grid, chosen, whole.num_triangles - mesh.num_triangles)
 
@@ -332,9 +345,12 @@ def chosen_voxel_size(survey: Survey, options: MeshOptions, scale: float) -> tup
 
 def _finished(mesh: Mesh, options: MeshOptions) -> Mesh:
     mesh = smoothed(mesh, options.smoothing)
+    if options.watertight:  # before triangles are saved: those that close holes count, too
+        mesh = watertight(mesh)
     if options.triangles is not None:
         mesh = simplified(mesh, options.triangles)
-    return watertight(mesh) if options.watertight else mesh
+        mesh = watertight(mesh) if options.watertight else mesh
+    return mesh
 
 
 def _styled(
@@ -380,6 +396,15 @@ def _placed(model: Model, mesh: Mesh, *, upright: bool) -> tuple[Mesh, float]:
         return mesh, 1.0
     back = np.linalg.inv(model.transform)
     return mesh.transformed(back), similarity_scale(back)
+
+
+def _coarse(mesh: Mesh, voxel_size: float) -> list[str]:
+    """Return a sentence where files keep coordinates as large as this mesh's in steps that blur voxels."""
+    farthest = float(mesh.vertices.abs().max())
+    step = float(np.spacing(np.float32(farthest)))
+    if step <= COARSE_STEP * voxel_size:
+        return []
+    return [coarse_coordinates(farthest, step, f"the voxels have a side of {voxel_size:.2g}")]
 
 
 def _is_there(diagonal: float, accuracy: float | None, completeness: float | None) -> bool:

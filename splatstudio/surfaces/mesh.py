@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 TAUBIN = (0.5, -0.53)  # of the way to the neighbors: there, and a little more back
+SIMPLIFICATIONS = 5  # at most, one after another
 NO_SIMPLIFICATION = (
     "fewer triangles need fast-simplification, which is not installed: pip install 'splatstudio[mesh]', or"
     " omit --triangles"
@@ -223,20 +224,161 @@ def simplified(mesh: Mesh, num_triangles: int) -> Mesh:
         return mesh
     if not can_simplify():
         raise ValueError(NO_SIMPLIFICATION)
-    import fast_simplification
-
     # It counts in float32: around the middle, and of size 1.
     middle, size = mesh.vertices.mean(dim=0), mesh.diagonal
-    points = ((mesh.vertices - middle) / size).float().numpy()
+    fewer = Mesh((mesh.vertices - middle) / size, mesh.faces)
+    for _ in range(SIMPLIFICATIONS):  # one of them stops above the number where edges are hard to collapse
+        before = fewer.num_triangles
+        fewer = manifold(_collapsed(fewer, num_triangles))
+        if fewer.num_triangles <= num_triangles or fewer.num_triangles > 0.99 * before:
+            break
+    return Mesh(fewer.vertices * size + middle, fewer.faces)
+
+
+def _collapsed(mesh: Mesh, num_triangles: int) -> Mesh:
+    import fast_simplification
+
     vertices, faces, *_ = fast_simplification.simplify(
-        points, mesh.faces.int().numpy(), target_count=num_triangles
+        mesh.vertices.float().numpy(), mesh.faces.int().numpy(), target_count=num_triangles
     )
-    fewer = Mesh(
-        torch.from_numpy(np.array(vertices, np.float64)) * size + middle,
-        torch.from_numpy(np.array(faces, np.int64)),
+    return Mesh(torch.from_numpy(np.array(vertices, np.float64)), torch.from_numpy(np.array(faces, np.int64)))
+
+
+def manifold(mesh: Mesh) -> Mesh:
+    """Return the mesh with at most two triangles on each edge and one fan of them around each vertex.
+
+    What collapsed edges leave is mended: triangles that name a vertex twice and pairs that lie on each other
+    go, and where surfaces touch in an edge or a vertex, each gets that of its own. Without colors.
+    """
+    faces = _without_folds(mesh.faces)
+    while True:
+        edges = _half_edges(faces)
+        pairs = _pairs(mesh.vertices, edges)
+        # A triangle that finds no partner where others meet: what it leaves is a hole like others.
+        alone = edges.is_shared.index_fill(0, pairs.reshape(-1), False)
+        if not bool(alone.any()):
+            break
+        faces = faces[torch.ones(len(faces), dtype=torch.bool).index_fill(0, edges.face[alone], False)]
+    return _without_double_edges(_with_own_vertices(mesh.vertices, faces, edges, pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class _HalfEdges:
+    """The three sides of T triangles, [3 T] each."""
+
+    start: Tensor
+    end: Tensor
+    across: Tensor  # the triangle's third vertex
+    face: Tensor
+    corner: tuple[Tensor, Tensor]  # of the triangle at the start and at the end, 0..3 T
+    is_shared: Tensor  # whether another triangle has the same two vertices
+
+
+def _half_edges(faces: Tensor) -> _HalfEdges:
+    corners = torch.arange(3 * len(faces)).view(-1, 3)
+    start, end = faces.reshape(-1), faces.roll(-1, dims=1).reshape(-1)
+    keys = torch.minimum(start, end) << 32 | torch.maximum(start, end)
+    _, which, times = torch.unique(keys, return_inverse=True, return_counts=True)
+    return _HalfEdges(
+        start,
+        end,
+        faces.roll(-2, dims=1).reshape(-1),
+        corners.reshape(-1) // 3,
+        (corners.reshape(-1), corners.roll(-1, dims=1).reshape(-1)),
+        times[which] > 1,
     )
-    a, b, c = fewer.faces.unbind(-1)
-    return kept(fewer, (a != b) & (b != c) & (c != a))
+
+
+def _with_own_vertices(vertices: Tensor, faces: Tensor, edges: _HalfEdges, pairs: Tensor) -> Mesh:
+    """Return the mesh whose triangles share a vertex where pairs of half edges lead from one to the other."""
+    from scipy.sparse import coo_matrix  # takes a while to load
+    from scipy.sparse.csgraph import connected_components
+
+    starts, ends = edges.corner
+    one = torch.cat([starts[pairs[0]], ends[pairs[0]]]).numpy()
+    other = torch.cat([ends[pairs[1]], starts[pairs[1]]]).numpy()
+    joined = coo_matrix((np.ones(len(one), bool), (one, other)), shape=(3 * len(faces),) * 2)
+    num_fans, fan = connected_components(joined, directed=False)
+    fans = torch.from_numpy(fan.astype(np.int64))
+    source = torch.zeros(num_fans, dtype=torch.int64)
+    source[fans] = faces.reshape(-1)
+    return Mesh(vertices[source], fans.view(-1, 3))
+
+
+def _without_double_edges(mesh: Mesh) -> Mesh:
+    """Return the mesh with a vertex in the middle of each edge that joins two vertices a second time."""
+    vertices, faces = mesh.vertices, mesh.faces
+    while True:
+        edges = _half_edges(faces)
+        pairs = _pairs(vertices, edges)
+        keys = torch.minimum(edges.start, edges.end) << 32 | torch.maximum(edges.start, edges.end)
+        order = torch.argsort(keys[pairs[0]], stable=True)
+        sorted_keys = keys[pairs[0]][order]
+        again = order[1:][sorted_keys[1:] == sorted_keys[:-1]]
+        if not len(again):
+            return Mesh(vertices, faces)
+        kept, split, added, middles = torch.ones(len(faces), dtype=torch.bool), set(), [], []
+        for half_edges in pairs[:, again].T.tolist():
+            touched = {int(edges.face[half_edge]) for half_edge in half_edges}
+            if touched & split:  # its turn comes
+                continue
+            split |= touched
+            middle = len(vertices) + len(middles)
+            for half_edge in half_edges:
+                start, end, tip = (int(of[half_edge]) for of in (edges.start, edges.end, edges.across))
+                added += [[start, middle, tip], [middle, end, tip]]
+            middles.append(0.5 * (vertices[edges.start[half_edges[0]]] + vertices[edges.end[half_edges[0]]]))
+        kept[list(split)] = False
+        vertices = torch.cat([vertices, torch.stack(middles)])
+        faces = torch.cat([faces[kept], torch.tensor(added)])
+
+
+def _without_folds(faces: Tensor) -> Tensor:
+    """Return the triangles [T, 3] without those of no area, and without pairs of the same three vertices."""
+    a, b, c = faces.unbind(-1)
+    faces = faces[(a != b) & (b != c) & (c != a)]
+    # Turned so that the least vertex is the first, the same triangle from the same side has the same row.
+    turned = torch.stack([faces.roll(-shift, dims=1) for shift in range(3)])
+    faces = turned[faces.argmin(dim=1), torch.arange(len(faces))]
+    faces = torch.unique(faces, dim=0)
+    _, which, times = torch.unique(faces.sort(dim=1).values, dim=0, return_inverse=True, return_counts=True)
+    return faces[times[which] == 1]
+
+
+def _pairs(vertices: Tensor, edges: _HalfEdges) -> Tensor:
+    """Return which half edges belong together, [2, P].
+
+    Where more than two triangles meet in an edge, those do that bound one piece of the inside.
+    """
+    forward = edges.start < edges.end
+    keys = torch.minimum(edges.start, edges.end) << 32 | torch.maximum(edges.start, edges.end)
+    order = torch.argsort(keys, stable=True)
+    _, times = torch.unique_consecutive(keys[order], return_counts=True)
+    first = times.cumsum(0) - times
+    one, other = order[first[times == 2]], order[first[times == 2] + 1]
+    opposite = forward[one] != forward[other]
+    more: list[tuple[int, int]] = []
+    for begin, count in zip(first[times > 2].tolist(), times[times > 2].tolist(), strict=True):
+        here = order[begin : begin + count]
+        low, high = sorted((int(edges.start[here[0]]), int(edges.end[here[0]])))
+        angles = _angles_around(vertices[low], vertices[high], vertices[edges.across[here]])
+        # The inside lies at smaller angles of a triangle that runs forward, at larger ones of the other.
+        around = here[torch.argsort(angles)].tolist()
+        more += [
+            (edge, before)
+            for before, edge in zip([around[-1], *around], around, strict=False)
+            if forward[edge] and not forward[before]
+        ]
+    found = torch.stack([one[opposite], other[opposite]])
+    return torch.cat([found, torch.tensor(more, dtype=torch.int64).view(-1, 2).T], dim=1)
+
+
+def _angles_around(low: Tensor, high: Tensor, points: Tensor) -> Tensor:
+    """Return the angles of `points` [N, 3] around the axis from `low` to `high`, [N], radians."""
+    axis = torch.nn.functional.normalize(high - low, dim=0, eps=1e-300)
+    side = torch.linalg.cross(axis, torch.eye(3, dtype=axis.dtype)[int(axis.abs().argmin())])
+    up = torch.linalg.cross(axis, side)
+    return torch.atan2((points - low) @ up, (points - low) @ side)
 
 
 def sampled(mesh: Mesh, num: int) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,13 @@ from command_line import CommandLine
 from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 
+from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN
 from splatstudio.cli.export import export_model
-from splatstudio.formats import FORMATS, format_of, format_to_write, read_splats
+from splatstudio.formats import FORMATS, Format, format_of, format_to_write, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import Trim
+from splatstudio.models.exporter import ExportRequest, write_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import render
@@ -60,6 +62,44 @@ def test_a_lying_name_does_not_matter_where_the_content_tells(tmp_path: Path) ->
         Model(model(30)).save(tmp_path / f"a{ending}")
         (tmp_path / f"a{ending}").rename(tmp_path / "a.download")
         assert len(read_splats(tmp_path / "a.download")) == 30
+
+
+FAR_AWAY = np.array([[0.5, 0, 0, 100.0], [0, 0.5, 0, -2e6], [0, 0, 0.5, 50.0], [0, 0, 0, 1]])  # of a map
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.write], ids=lambda form: form.name)
+def test_a_model_on_a_map_stands_upright_in_all_its_detail(tmp_path: Path, form: Format) -> None:
+    there = Model(model(60), FAR_AWAY)
+    request = ExportRequest(trim=Trim(0.001, (-1e9,) * 3 + (1e9,) * 3), box_in_files=True, upright=True)
+    exported = write_model(there, tmp_path / f"a{form.endings[0]}", request)
+    assert exported.num_left_out == 0 and not any("in steps of" in note for note in exported.notes)
+    if form.read is not None:
+        means = read_splats(exported.output).gaussians.means
+        turned = transformed(there.gaussians, Z_UP_TO_Y_DOWN).means
+        away = torch.cdist(turned, means).min(dim=1).values
+        assert float(away.max()) < 0.01, "not by the steps of the coordinates on the map, 0.25"
+
+
+def test_coordinates_that_are_too_large_for_the_details_are_told(tmp_path: Path) -> None:
+    there = Model(model(60), FAR_AWAY)
+    for ending in (".ply", ".sog", ".pt"):
+        (note,) = write_model(there, tmp_path / f"a{ending}").notes
+        assert re.fullmatch(
+            r"The coordinates are as large as 4,000,\d+, which files keep in steps of 0\.25, and a splat has"
+            r" a size of [\d.]+: with --upright \(in the studio: Align upright\) no detail is lost\.",
+            note,
+        )
+    # Nobody sees a page's coordinates.
+    assert write_model(there, tmp_path / "a.html").notes == ()
+    assert write_model(Model(model(60), np.diag([0.5] * 3 + [1.0])), tmp_path / "a.ply").notes == ()
+
+
+@pytest.mark.parametrize("factor", [1e-5, 1e5])
+def test_spz_tells_of_sizes_for_which_it_has_no_number(tmp_path: Path, factor: float) -> None:
+    units = transformed(model(60), np.diag([factor] * 3 + [1.0]))
+    (note,) = write_model(Model(units), tmp_path / "a.spz").notes
+    assert "splats have a size outside of 5e-05 to 379" in note and "choose another format" in note
+    assert write_model(Model(units), tmp_path / "a.ply").notes == ()
 
 
 @pytest.mark.parametrize("ending", BOTH_WAYS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from blob_models import blobs
@@ -26,6 +27,17 @@ def test_faint_and_distant_gaussians_are_left_out() -> None:
     assert torch.equal(trimmed(gaussians, Trim(crop=box)).quats, gaussians.quats[inside])
     both = trimmed(gaussians, Trim(0.5, box))
     assert torch.equal(both.means, gaussians.means[inside & (opacities >= 0.5)])
+
+
+def test_a_box_may_be_in_the_coordinates_of_a_map() -> None:
+    gaussians = blobs(num=40)
+    to_map = np.diag([100.0, 100.0, 100.0, 1.0])
+    to_map[:3, 3] = [500_000.0, 4_000_000.0, 100.0]
+    low, high = np.array([-0.5, -0.4, -0.6]), np.array([0.5, 0.4, 0.6])
+    box = (*(100 * low + to_map[:3, 3]), *(100 * high + to_map[:3, 3]))
+    inside = (gaussians.means.abs() <= torch.tensor([0.5, 0.4, 0.6])).all(dim=1)
+    kept = trimmed(gaussians, Trim(crop=box), to_map)
+    assert torch.equal(kept.means, gaussians.means[inside]), "bit for bit, as they were"
 
 
 def test_what_makes_no_sense_is_said() -> None:

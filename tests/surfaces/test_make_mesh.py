@@ -20,7 +20,7 @@ import splatstudio as ss
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.models.model import Model, load_model
 from splatstudio.scene.load import load_scene
-from splatstudio.surfaces import extract
+from splatstudio.surfaces import extract, make_mesh
 from splatstudio.surfaces.depth_views import cameras_between
 from splatstudio.surfaces.make_mesh import ELSEWHERE, MadeMesh, mesh_of_model, mesh_of_task
 from splatstudio.surfaces.mesh import Mesh, face_areas
@@ -250,6 +250,45 @@ def test_what_is_cancelled_leaves_no_file(run: Path, tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             ss.mesh(run, tmp_path / "mesh.glb", resolution=32, on_progress=stop)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_mesh_stays_where_the_report_of_the_next_has_no_room(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, report = tmp_path / "mesh.glb", tmp_path / "mesh.glb.report.json"
+    file.write_bytes(b"a mesh of before")
+    report.write_text("{}")
+
+    def full(path: Path, values: dict[str, object]) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(make_mesh, "write_json_durably", full)
+        with pytest.raises(OSError, match="No space"):
+            ss.mesh(run, file, resolution=32)
+    report.unlink()
+    report.mkdir()
+    with pytest.raises(ValueError, match=r"mesh\.glb\.report\.json cannot be written: it is a folder"):
+        ss.mesh(run, file, resolution=32)
+    assert file.read_bytes() == b"a mesh of before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mesh.glb", "mesh.glb.report.json"]
+
+
+def test_voxels_larger_than_what_is_seen_are_told(run: Path) -> None:
+    with pytest.raises(ValueError, match=r"is [34]\.?\d* long, and a voxel 100; choose a smaller --voxel"):
+        mesh_of_model(load_model(run), load_scene(run.parent / "scene"), MeshOptions(voxel_size=100.0))
+
+
+def test_a_mesh_on_a_map_is_as_it_is_elsewhere_with_a_word_on_its_coordinates(run: Path) -> None:
+    model, scene = load_model(run), load_scene(run.parent / "scene")
+    on_a_map = model.transform @ np.array([[1, 0, 0, -5e5], [0, 1, 0, -4e6], [0, 0, 1, -100.0], [0, 0, 0, 1]])
+    there = mesh_of_model(
+        replace(model, transform=on_a_map), replace(scene, transform=on_a_map), MeshOptions(resolution=32)
+    )
+    assert there.mesh.vertices[:, 1].min() > 3.9e6
+    (note,) = there.report.notes
+    assert note.startswith("The coordinates are as large as 4,000,00") and "keep in steps of 0.25" in note
+    assert not mesh_of_model(model, scene, MeshOptions(resolution=32)).report.notes
 
 
 def test_python_writes_a_mesh_and_returns_its_report(run: Path, tmp_path: Path) -> None:

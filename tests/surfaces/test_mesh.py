@@ -17,6 +17,7 @@ from splatstudio.surfaces.mesh import (
     Mesh,
     boundary_loops,
     kept,
+    manifold,
     sampled,
     simplified,
     smoothed,
@@ -115,6 +116,63 @@ def test_fewer_triangles_keep_the_shape_wherever_it_lies() -> None:
     back = replace(fewer, vertices=(fewer.vertices - 1e3) * 1e2)
     assert f_score(back, SPHERE)[0] > 0.95
     assert simplified(BALL, 10**9) is BALL
+
+
+def triangles_of_each_edge(mesh: Mesh) -> list[int]:
+    """Return the numbers of triangles that edges have, each once."""
+    edges = torch.cat([mesh.faces[:, [0, 1]], mesh.faces[:, [1, 2]], mesh.faces[:, [2, 0]]])
+    _, times = torch.unique(edges.sort(dim=1).values, dim=0, return_counts=True)
+    return torch.unique(times).tolist()
+
+
+def tetrahedron(*corners: list[float]) -> Mesh:
+    vertices = torch.tensor(corners, dtype=torch.float64)
+    faces = torch.tensor([[0, 2, 1], [0, 1, 3], [1, 2, 3], [2, 0, 3]])
+    sides = vertices[1:] - vertices[0]
+    return Mesh(vertices, faces if torch.linalg.det(sides) > 0 else faces.flip(1))
+
+
+def test_solids_that_share_an_edge_get_one_each_and_stay_closed() -> None:
+    low, high = [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]
+    right = tetrahedron(low, high, [1.0, -0.5, 0.5], [1.0, 0.5, 0.5])
+    left = tetrahedron(low, high, [-1.0, -0.5, 0.5], [-1.0, 0.5, 0.5])
+    same = torch.tensor([0, 1, 4, 5])
+    both = Mesh(torch.cat([right.vertices, left.vertices[2:]]), torch.cat([right.faces, same[left.faces]]))
+    assert triangles_of_each_edge(both) == [2, 4]
+    apart = manifold(both)
+    assert triangles_of_each_edge(apart) == [2] and apart.num_triangles == 8
+    assert len(apart.vertices) == 8 and boundary_loops(apart) == []
+    # Each has the four sides of one of the two: what bounds one piece of the inside stays together.
+    for face in apart.faces:
+        of_one_solid = apart.vertices[face][:, 0]
+        assert not (of_one_solid.min() < 0 < of_one_solid.max())
+    x = apart.vertices[:, 0]
+    for vertex in torch.nonzero(x == 0).flatten().tolist():
+        around = apart.faces[(apart.faces == vertex).any(dim=1)].unique()
+        assert not (x[around].min() < 0 < x[around].max()), "nor do the two share a vertex"
+
+
+def test_what_collapsing_leaves_of_triangles_goes() -> None:
+    folded = torch.cat([BALL.faces, torch.tensor([[0, 1, 1]]), BALL.faces[:1].flip(1)])
+    mended = manifold(replace(BALL, faces=folded))
+    # The first triangle and the one on its back have gone, the hole of it is one as others.
+    assert mended.num_triangles == BALL.num_triangles - 1 and len(boundary_loops(mended)) == 1
+    assert triangles_of_each_edge(watertight(mended)) == [2]
+    third = Mesh(torch.cat([BALL.vertices, torch.full((1, 3), 3.0, dtype=torch.float64)]), BALL.faces)
+    fin = torch.tensor([[*BALL.faces[0, :2].tolist(), len(BALL.vertices)]])
+    assert triangles_of_each_edge(replace(third, faces=torch.cat([BALL.faces, fin]))) == [1, 2, 3]
+    assert triangles_of_each_edge(manifold(replace(third, faces=torch.cat([BALL.faces, fin])))) == [1, 2]
+    assert manifold(replace(BALL, faces=BALL.faces[:0])).num_triangles == 0
+
+
+@pytest.mark.parametrize(("roughness", "num"), [(0.15, 400), (0.15, 60), (0.15, 12), (0.6, 400)])
+def test_fewer_triangles_of_what_is_closed_can_be_closed(roughness: float, num: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = roughness * torch.randn(BALL.vertices.shape, generator=generator, dtype=torch.float64)
+    few = simplified(replace(BALL, vertices=BALL.vertices + noise), num)
+    assert few.num_triangles <= num
+    closed = watertight(few)
+    assert triangles_of_each_edge(closed) == [2] and boundary_loops(closed) == []
 
 
 def test_fewer_triangles_without_the_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

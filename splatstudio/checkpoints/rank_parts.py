@@ -257,10 +257,6 @@ def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
         num = len(splats["means"])
         if len(tensor) != num:
             raise ValueError(f"{file} is damaged: {name!r} has {len(tensor)} rows, the means {num}")
-        finite = tensor.isfinite()
-        if not bool(finite.all()):
-            row = int((~finite).nonzero()[0, 0])
-            raise ValueError(f"{file} is damaged: {name!r} of splat {row} is no finite number")
 
 
 def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor]) -> None:

@@ -317,7 +317,8 @@ def _reader_by_content(path: Path) -> Callable[[Path], SplatFile] | None:
         raise ValueError(f"{path} is empty: copy or download it again")
     if start in PLY:
         return _read_ply
-    if start == MAGIC or start[:2] == GZIP:
+    # With its method, deflate: a .splat has no mark, and its first number may be any.
+    if start == MAGIC or start[:3] == GZIP + b"\x08":
         return read_spz
     if start == ZIP:
         return _read_zip

@@ -51,6 +51,7 @@ ROUNDS = 5
 
 LARGEST = 3e38  # float32 ends there
 LARGEST_LOG = 88.7  # and so do positions, whose logarithms are kept
+LARGEST_SH = 1e15  # and so do sums of squares of coefficients
 # Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
 ANTIALIASED = {"model": "antialiased", "antialias": True}
 
@@ -106,7 +107,8 @@ def palette(vectors: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
     Of what there is each part gets as much as it has squared distance left, which loses least in many
     dimensions.
     """
-    rows = np.ascontiguousarray(vectors, np.float32)
+    # Squares of distances must be numbers; what is so large has no color anyway.
+    rows = np.clip(np.ascontiguousarray(vectors, np.float32), -LARGEST_SH, LARGEST_SH)
     labels = np.empty(len(rows), np.intp)
     centers: list[np.ndarray] = []
     pending = [(np.arange(len(rows)), num)]

@@ -112,12 +112,16 @@ def central_bounds(gaussians: Gaussians) -> tuple[tuple[float, float, float], fl
     # A sample is enough for a camera's first position; the far background must not decide it.
     stride = max(1, len(gaussians) // 100_000)
     means = gaussians.means.detach()[::stride].double().cpu().numpy()
-    means = means[np.isfinite(means).all(axis=1)]
+    sizes = gaussians.scales.detach()[::stride].amax(dim=1).exp().double().cpu().numpy()
+    finite = np.isfinite(means).all(axis=1) & np.isfinite(sizes)
+    means, sizes = means[finite], sizes[finite]
     if len(means) == 0:
         return (0.0, 0.0, 0.0), 1.0
     center = np.median(means, axis=0)
     radius = float(np.quantile(np.linalg.norm(means - center, axis=1), 0.5))
-    return (float(center[0]), float(center[1]), float(center[2])), max(radius, 1e-3)
+    # Units are the file's own, however small; a lone splat is as large as it is drawn.
+    radius = max(radius, 3.0 * float(np.median(sizes))) if radius < 1e-3 else radius
+    return (float(center[0]), float(center[1]), float(center[2])), radius or 1.0
 
 
 BITS = 21  # an axis; three of them fill 63 bits

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
@@ -35,6 +36,11 @@ from splatstudio.checkpoints.rank_parts import (
 )
 from splatstudio.files.outputs import make_folder
 from splatstudio.formats import format_to_write, free_path
+from splatstudio.formats.model_arrays import (
+    left_out_note,
+    without_infinite_opacities,
+    without_infinite_scales,
+)
 from splatstudio.formats.torch_file import is_gsplat_checkpoint, load_tensors, save_tensors, splats_of_gsplat
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.exporter import ExportedModel, write_model
@@ -60,6 +66,7 @@ class Merged:
     rows: tuple[int, ...]  # Gaussians of each rank
     checkpoint: Checkpoint | None = None  # where the parts were ours
     gsplat: Mapping[str, Any] | None = None  # the joined content where they were gsplat's
+    notes: tuple[str, ...] = ()  # sentences on what the parts held that is left out
 
     @property
     def step(self) -> int:
@@ -82,7 +89,7 @@ class Merged:
             return model_of(self.checkpoint)
         assert self.gsplat is not None
         file = splats_of_gsplat(self.sources[0], self.gsplat)
-        return Model(file.gaussians, step=self.step, notes=file.notes)
+        return Model(file.gaussians, step=self.step, notes=(*self.notes, *file.notes))
 
     def write(self, output: Path | str) -> ExportedModel:
         """Write the model; the ending of `output` says how, and without one it is a checkpoint folder.
@@ -96,12 +103,14 @@ class Merged:
         _keep_apart(output, self.sources)
         if output.suffix == "":
             _write_folder(output, self.checkpoint or _checkpoint_of_gsplat(self))
-            return ExportedModel(output, len(self))
+            return ExportedModel(output, len(self), notes=self.notes)
         form = format_to_write(output)
         if self.gsplat is not None and form.endings[0] == ".pt":
             save_tensors(output, dict(self.gsplat))
-            return ExportedModel(output, len(self), form=form)
-        return write_model(self.model(), output)
+            return ExportedModel(output, len(self), form=form, notes=self.notes)
+        model = self.model()
+        exported = write_model(model, output)
+        return replace(exported, notes=(*model.notes, *exported.notes))
 
 
 def merge(paths: Iterable[Path | str] | Path | str, output: Path | str | None = None) -> Model:
@@ -189,13 +198,16 @@ def _merged_checkpoint(folder: Path) -> Merged:
 
 def _merged_gsplat(files: Sequence[Path], report: Report) -> Merged:
     contents: list[Mapping[str, Any]] = []
+    notes: list[str] = []
     for number, file in enumerate(files):
         report(number, len(files) + 1, f"reading {file.name}")
         content = load_tensors(file)
         if not is_gsplat_checkpoint(content):
             raise ValueError(f"{file} is a file of PyTorch, but no checkpoint of gsplat's trainer")
         check_part(file, content)
+        content, left_out = _finite_alone(file, content)
         contents.append(content)
+        notes += left_out
     report(len(files), len(files) + 1, f"joining {len(files)} parts")
     first = contents[0]
     for file, content in zip(files[1:], contents[1:], strict=True):
@@ -209,7 +221,37 @@ def _merged_gsplat(files: Sequence[Path], report: Report) -> Merged:
     }
     if "optimizers" in first:
         joined["optimizers"] = _joined_optimizers(contents)
-    return Merged(tuple(files), rows, gsplat=joined)
+    return Merged(tuple(files), rows, gsplat=joined, notes=tuple(notes))
+
+
+def _finite_alone(file: Path, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return a part without the splats that have a value that is not finite, and a sentence on them.
+
+    As from any file of splats: opacities of exactly 0 and 1, and sizes of exactly 0, have finite values.
+    Raises ValueError where that leaves less than half of them: then the file is damaged.
+    """
+    splats: dict[str, Tensor] = dict(content["splats"])
+    for name, bounded in (("opacities", without_infinite_opacities), ("scales", without_infinite_scales)):
+        if name in splats:
+            splats[name] = torch.from_numpy(bounded(splats[name].detach().numpy()))
+    finite = torch.ones(len(splats["means"]), dtype=torch.bool)
+    for tensor in splats.values():
+        finite &= tensor.isfinite().flatten(1).all(dim=1) if tensor.ndim > 1 else tensor.isfinite()
+    num_out = int((~finite).sum())
+    if num_out == 0:
+        return {**content, "splats": splats}, []
+    if 2 * num_out > len(finite):
+        raise ValueError(
+            f"{file} is damaged: {num_out:,} of its {len(finite):,} splats have values that are not finite"
+        )
+    alone = {**content, "splats": {name: tensor[finite] for name, tensor in splats.items()}}
+    if "optimizers" in content:
+        alone["optimizers"] = {
+            name: {**kept, "state": {0: {**state, **{moment: state[moment][finite] for moment in MOMENTS}}}}
+            for name, kept in content["optimizers"].items()
+            for state in [kept["state"][0]]
+        }
+    return alone, [left_out_note(file, num_out, len(finite))]
 
 
 def _joined_optimizers(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -238,10 +280,7 @@ def _keep_apart(output: Path, sources: Sequence[Path]) -> None:
 def _checkpoint_of_gsplat(merged: Merged) -> Checkpoint:
     """Return gsplat's model as a checkpoint of ours: no scene, and moments of zero unless they were kept."""
     assert merged.gsplat is not None
-    model = merged.model()
-    if model.notes:  # its moments would be those of other splats
-        raise ValueError(f"{model.notes[0]}, which a checkpoint cannot be: name an output that ends in .ply")
-    gaussians = model.gaussians
+    gaussians = merged.model().gaussians
     return Checkpoint(
         step=merged.step,
         config=TrainConfig(sh_degree=gaussians.sh_degree),

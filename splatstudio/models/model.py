@@ -14,6 +14,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
+from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
@@ -35,6 +36,7 @@ from splatstudio.settings.config import TrainConfig, with_whole_paths
 
 log = logging.getLogger(__name__)
 
+AS_IN_SCENES = RenderOptions()
 POINT_SIZE, POINT_OPACITY = 0.4, 0.9  # of a point that is shown: its deviation over the distance to others
 ORBIT_DISTANCE = 2.8  # of the radius in which half of the splats lie: they fill most of the picture
 ORBIT_HEIGHT = 0.35  # of the distance, which looks down by 19 degrees
@@ -99,6 +101,8 @@ class Model:
             return self
         step = transform @ np.linalg.inv(self.transform)
         options = self.options
+        if knows_no_scene(self.transform):
+            options = replace(options, near=AS_IN_SCENES.near)
         if options.sky is not None:
             options = replace(options, sky=transformed_sky(options.sky, step))
         scale = np.array([similarity_scale(step)] * 3 + [1.0] * 3)  # a shift has a length, a turn has none
@@ -175,10 +179,18 @@ def _model_in_file(path: Path, strict: bool) -> Model:
             " --strict they are left out"
         )
     options = RenderOptions(antialiased=file.antialiased)
+    if transform is None:
+        options = replace(options, near=_near_of(file.gaussians))
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
     part = _sentence(part_of(path))
     transform = np.eye(4) if transform is None else transform
     return Model(file.gaussians, transform, options, part=part, notes=file.notes)
+
+
+def _near_of(gaussians: Gaussians) -> float:
+    """Return from which distance on splats of unknown units are drawn: as in scenes, in small units less."""
+    _, radius = central_bounds(gaussians)
+    return AS_IN_SCENES.near * min(1.0, radius)
 
 
 def _sentence(part: RankPart | None) -> str | None:

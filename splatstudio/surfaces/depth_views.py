@@ -29,6 +29,7 @@ PIXELS_A_VOXEL = 1.3  # at the median depth: pictures are no larger than they ne
 PIXELS_A_TEXEL = 1.5  # of the photos, as those of a texture have what is finer than a texel
 MOST_POINTS = 200_000  # for quantiles
 OUTERMOST = 0.005  # share of the points at either end that does not count for the size of the scene
+HALF_TURNED = 0.1  # the length of the sum of two unit vectors that are nearly opposite
 NEIGHBORS, LOOK_ALIKE = 3, 0.5  # of a camera; cosine between the directions in which two look
 ORBIT_SIZE, ORBIT_VIEWS, ORBIT_HEIGHTS = 800, 16, (-0.5, 0.15, 0.8)  # pixels; views a loop; of the distance
 
@@ -244,7 +245,10 @@ def cameras_between(cameras: Sequence[Camera]) -> Iterator[Camera]:
         middle = (places[one] + places[other]) / 2
         if float(a[2, :3] @ b[2, :3]) < LOOK_ALIKE:
             continue
-        viewmat = look_at(middle, middle + a[2, :3] + b[2, :3], -(a[1, :3] + b[1, :3]))
+        down = a[1, :3] + b[1, :3]
+        if np.linalg.norm(down) < HALF_TURNED:  # of a drone that came back: either is as good
+            down = a[1, :3]
+        viewmat = look_at(middle, middle + a[2, :3] + b[2, :3], -down)
         yield replace(cameras[one], viewmat=viewmat)
 
 

@@ -64,13 +64,22 @@ def test_a_lying_name_does_not_matter_where_the_content_tells(tmp_path: Path) ->
         assert len(read_splats(tmp_path / "a.download")) == 30
 
 
+def test_a_file_without_a_mark_may_begin_as_another_kind(tmp_path: Path) -> None:
+    path = Model(model(30)).save(tmp_path / "a.splat")
+    content = path.read_bytes()
+    path.write_bytes(b"\x1f\x8b\x00\x3f" + content[4:])  # a number, and the first bytes of gzip
+    assert len(read_splats(path)) == 30
+
+
 FAR_AWAY = np.array([[0.5, 0, 0, 100.0], [0, 0.5, 0, -2e6], [0, 0, 0.5, 50.0], [0, 0, 0, 1]])  # of a map
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form.write], ids=lambda form: form.name)
 def test_a_model_on_a_map_stands_upright_in_all_its_detail(tmp_path: Path, form: Format) -> None:
     there = Model(model(60), FAR_AWAY)
-    request = ExportRequest(trim=Trim(0.001, (-1e9,) * 3 + (1e9,) * 3), box_in_files=True, upright=True)
+    request = ExportRequest(
+        trim=Trim(0.001, (-1e9, -1e9, -1e9, 1e9, 1e9, 1e9)), box_in_files=True, upright=True
+    )
     exported = write_model(there, tmp_path / f"a{form.endings[0]}", request)
     assert exported.num_left_out == 0 and not any("in steps of" in note for note in exported.notes)
     if form.read is not None:

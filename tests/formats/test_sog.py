@@ -80,6 +80,8 @@ def test_a_palette_of_equal_vectors_and_some_others() -> None:
     centers, labels = palette(vectors, 400)
     assert len(centers) <= 400
     assert np.square(centers[labels] - vectors).sum() < 0.1 * np.square(vectors).sum()
+    vectors[0, 0] = 3e38  # of which no square is a number
+    assert np.isfinite(palette(vectors, 400)[0]).all()
     centers, labels = palette(np.ones((1000, 9), np.float32), 300)
     np.testing.assert_array_equal(centers[labels], 1.0)
 

@@ -353,12 +353,32 @@ def test_a_renamed_step_is_refused(parts: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["whole.pt", "whole.ply", "whole"])
+def test_splats_that_are_not_finite_are_left_out_of_the_whole_as_of_a_part(parts: Path, output: str) -> None:
+    files = [parts / f"ckpt_{STEP_OF_PARTS}_rank{rank}.pt" for rank in range(2)]
+    whole = merge(parts)
+    first, second = (len(load_model(file)) for file in files)
+    rewrite(files[1], lambda content: content["splats"]["quats"][3].fill_(torch.nan))
+    rewrite(files[1], lambda content: content["splats"]["opacities"][1].fill_(torch.inf))
+    exported = merged_parts([parts]).write(parts.parent / output)
+    assert exported.notes == (
+        f"1 of the {second} splats in {files[1]} has a value that is not finite and is left out",
+    )
+    again = load_model(exported.output)
+    others = [row for row in range(len(whole)) if row != first + 3]
+    assert torch.equal(again.gaussians.means, whole.gaussians.means[others])
+    assert float(again.gaussians.opacities[first + 1]) > 10, "what is opaque has a number again"
+    if output == "whole":
+        moments = load_checkpoint(exported.output).population.optimizer
+        assert len(moments.exp_avg) == len(others)
+
+
+@pytest.mark.parametrize("output", ["whole.pt", "whole.ply", "whole"])
 @pytest.mark.parametrize("wrong", ["nan", "nothing", "copied"])
 def test_what_is_no_model_is_not_written(parts: Path, output: str, wrong: str) -> None:
     files = [parts / f"ckpt_{STEP_OF_PARTS}_rank{rank}.pt" for rank in range(2)]
     if wrong == "nan":
-        rewrite(files[1], lambda content: content["splats"]["quats"][3].fill_(torch.inf))
-        sentence = rf"{files[1]} is damaged: 'quats' of splat 3 is no finite number"
+        rewrite(files[1], lambda content: content["splats"]["quats"][3:].fill_(torch.inf))
+        sentence = rf"{files[1]} is damaged: \d+ of its \d+ splats have values that are not finite"
     elif wrong == "nothing":
         for file in files:
             rewrite(file, emptied)

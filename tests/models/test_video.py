@@ -16,14 +16,15 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
+from blob_models import blobs
 from command_line import CommandLine
 
 from splatstudio import api
 from splatstudio.cameras.camera_path import CameraPath, VideoQuality, orbit
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.gaussians.transform import transformed
-from splatstudio.models.model import Model, own_orbit
+from splatstudio.models.model import Model, load_model, own_orbit
 from splatstudio.models.video import render_path
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import RenderOptions, render_image
@@ -255,9 +256,10 @@ def test_the_command_says_what_is_missing(ply: Path, tmp_path: Path, command: Co
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_orbit_needs_no_scene(model: Model, tmp_path: Path, command: CommandLine) -> None:
-    shift = np.eye(4)
-    shift[:3, 3] = [5.0, -7.0, 30.0]
+@pytest.mark.parametrize("units", [1.0, 1e-5, 1e3])
+def test_an_orbit_needs_no_scene(model: Model, tmp_path: Path, command: CommandLine, units: float) -> None:
+    shift = np.diag([units] * 3 + [1.0])
+    shift[:3, 3] = [5.0 * units, -7.0 * units, 30.0 * units]
     far = replace(model, gaussians=transformed(model.gaussians, shift))
     options = ("--orbit", "--width", 48, "--height", 48, "--seconds", 1, "--fps", 4)
     code, printed = command("render", far.save_ply(tmp_path / "far.ply"), *options, "-o", tmp_path / "frames")
@@ -269,6 +271,20 @@ def test_an_orbit_needs_no_scene(model: Model, tmp_path: Path, command: CommandL
     path = own_orbit(far)
     for camera in path.cameras():
         assert camera.viewmat[1, 1] > 0.9, "y points down, as in most programs' files"
+
+
+def test_a_file_opened_alone_is_cut_as_near_as_its_units_ask_and_in_a_scene_as_there(tmp_path: Path) -> None:
+    splats = transformed(blobs(), np.diag([1e-4] * 3 + [1.0]))
+    alone = load_model(Model(splats).save_ply(tmp_path / "small.ply"))
+    assert alone.options.near == pytest.approx(1e-2 * central_bounds(splats)[1])
+    scene = np.diag([1e4] * 3 + [1.0])
+    assert alone.in_frame(scene).options.near == 0.01
+    assert load_model(Model(blobs()).save_ply(tmp_path / "usual.ply")).options.near <= 0.01
+
+
+def test_one_splat_is_seen_as_large_as_it_is() -> None:
+    _, radius = central_bounds(blobs(num=1))
+    assert radius == pytest.approx(3 * float(blobs(num=1).scales.max().exp()))
 
 
 @pytest.mark.skipif(not BANANA.exists(), reason="the scene is not here")

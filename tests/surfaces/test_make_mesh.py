@@ -107,6 +107,9 @@ def test_a_camera_between_two_looks_where_both_look() -> None:
     assert ahead @ middle > 0.999 and np.allclose(between.K, one.K)
     assert list(cameras_between([one, opposite])) == [], "they look at each other"
     assert list(cameras_between([one])) == []
+    back = replace(one, viewmat=np.diag([-1.0, -1.0, 1.0, 1.0]) @ one.viewmat)  # as on a drone's next strip
+    (between,) = cameras_between([one, back])
+    assert np.allclose(between.viewmat, one.viewmat)
 
 
 @pytest.mark.parametrize("size", [0.01, 100.0])

@@ -29,7 +29,7 @@ from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import sharpness_of, write_frames
 from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import COPIES, MADE_OF_PHOTOS, VIDEO_SUFFIXES, is_video
-from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header
+from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header, stored_mask
 
 HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
@@ -241,7 +241,7 @@ def _photo(
     mask = find_mask(masks, _relative(path, root))
     mask_stamp = None if mask is None else _stamp(mask)
     if mask is not None:
-        _link(mask, store.masks / f"{name}.png")
+        _put_mask(mask, store.masks / f"{name}.png")
     before, picture = known.get(_relative(path, root)), store.images / name
     same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
     # One that was left out beside an equal one has no picture here, and may be the only one by now.
@@ -333,6 +333,21 @@ def _convert(path: Path, target: Path) -> int:
         target.unlink(missing_ok=True)
         raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
     return orientation if orientation in range(1, 9) else 1
+
+
+def _put_mask(mask: Path, place: Path) -> None:
+    """Put a mask into the store, one that COLMAP reads otherwise than a training as black and white alone."""
+    try:
+        with Image.open(mask) as image:
+            is_plain = image.mode in ("1", "L", "P", "RGB") and not image.has_transparency_data
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        is_plain = True  # what it says of it is told where it is used
+    if is_plain:
+        _link(mask, place)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    Image.fromarray(stored_mask(mask) * np.uint8(255)).save(place)
 
 
 def _link(path: Path, place: Path) -> None:

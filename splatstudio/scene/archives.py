@@ -20,7 +20,7 @@ from splatstudio.error_text import first_line
 from splatstudio.files.inputs import can_be_path, open_input, read_input, sha256_of
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.operating_system import put_in_place
-from splatstudio.scene.capture import IMAGE_SUFFIXES
+from splatstudio.scene.capture import IMAGE_SUFFIXES, is_apples
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -79,6 +79,7 @@ def unpacked(path: Path) -> Path:
     """
     folder = path.parent / STORE / "unpacked" / path.name
     earlier = folder.with_name(f".before-{path.name}")  # an earlier state, until what was made there is moved
+    stamp = None
     try:
         _take_over(earlier, folder)  # where that was broken off
         status = path.stat()
@@ -158,14 +159,17 @@ def _unpack(path: Path, folder: Path) -> None:
             if len(files) == MOST_FILES:
                 raise ValueError(f"{path} holds more than {MOST_FILES:,} files: unpack it yourself")
             place = _place(path, entry.name)
-            if entry.open is not None and place.parts[:1] != ("__MACOSX",):
+            if entry.open is not None and place.parts[:1] != ("__MACOSX",) and not is_apples(place.name):
                 files.append((entry, place))
         if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
             raise ValueError(
                 f"{path} is an archive without photos; splats in it are opened once it is unpacked"
             )
-        for entry, place in files:
-            _write(entry, folder / place)
+        # A file that was added again is there twice: the later one counts, as where others unpack it.
+        last = {place: number for number, (_, place) in enumerate(files)}
+        for number, (entry, place) in enumerate(files):
+            if last[place] == number:
+                _write(entry, folder / place)
 
 
 def _place(path: Path, name: str) -> PurePosixPath:

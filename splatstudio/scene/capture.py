@@ -64,16 +64,20 @@ class ImageFolder:
         self.folder = folder
         self._by_name: dict[str, Path] = {}
         self._by_stem: dict[str, list[Path]] = {}
+        self._by_last: dict[str, list[Path]] = {}  # by the stem without its folders
         try:
             for root, below, names in os.walk(folder, onerror=_raise):
                 if not deep:
                     below.clear()
                 for name in sorted(names):
+                    if is_apples(name):
+                        continue
                     path = Path(root, name)
                     relative = as_utf8(path.relative_to(folder).as_posix())
                     self._by_name[relative] = path
                     if path.suffix.lower() in IMAGE_SUFFIXES:
                         self._by_stem.setdefault(_stem(relative), []).append(path)
+                        self._by_last.setdefault(_stem(as_utf8(name)), []).append(path)
         except OSError as error:
             raise ValueError(f"the folder {folder} cannot be read: {error.strerror}") from error
 
@@ -85,6 +89,11 @@ class ImageFolder:
         """Return the picture files by their paths below the folder."""
         return {name: path for name, path in self._by_name.items() if path.suffix.lower() in IMAGE_SUFFIXES}
 
+    def find_below(self, name: str) -> Path | None:
+        """Return the only picture called `name`, which has no folder in it, here and below, or None."""
+        found = self._by_last.get(_stem(name), [])
+        return found[0] if len(found) == 1 else None
+
     def find(self, name: str) -> Path | None:
         """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
         exact = self._by_name.get(name)
@@ -95,6 +104,11 @@ class ImageFolder:
             if len(paths) == 1:
                 return paths[0]
         return None
+
+
+def is_apples(name: str) -> bool:
+    """Return whether a file holds what macOS notes of another one, as "._0001.jpg", where that is copied."""
+    return name.startswith("._")
 
 
 def find_mask(folder: ImageFolder | None, name: str) -> Path | None:

@@ -174,8 +174,12 @@ def _of_others(folder: Path) -> PoseFiles | None:
 def _all_of_others(folder: Path) -> Iterator[PoseFiles]:
     for form, where, mark, pictures in OTHERS:
         for file in sorted(folder.glob(where)) if "*" in where else [folder / where]:
-            if file.is_dir() if not file.suffix and not mark else _begins_with(file, mark):
+            if _holds_json(file) if not file.suffix and not mark else _begins_with(file, mark):
                 yield PoseFiles(folder, form, file=Path(os.path.normpath(file)), pictures=pictures)
+
+
+def _holds_json(folder: Path) -> bool:
+    return folder.is_dir() and next(folder.glob("*.json"), None) is not None
 
 
 def _begins_with(file: Path, mark: bytes) -> bool:

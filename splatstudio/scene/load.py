@@ -49,6 +49,7 @@ KNOWN = (
     " RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
 )
 
+LONGEST_DISTORTED = 2**15 - 1  # px; OpenCV counts in 16 bits there
 # Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
 READERS: Mapping[str, Callable[[Path], PosedFrames]] = {
     "OpenSfM": read_opensfm,
@@ -369,6 +370,11 @@ def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int
         return lens, header.orientation
     measured = lens_of_file(lens, header)
     if measured is not None:
+        if measured[0].distorted and max(stored) >= LONGEST_DISTORTED:
+            raise ValueError(
+                f"the photo {shot.image_path} is {stored[0]} x {stored[1]} pixels, and the distortion of its"
+                f" lens can be removed of less than {LONGEST_DISTORTED:,} on a side: make the photos smaller"
+            )
         return measured
     raise ValueError(
         f"the photo {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "

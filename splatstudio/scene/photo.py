@@ -169,6 +169,21 @@ def decode(path: Path) -> np.ndarray:
 
     Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
     """
+    pixels, premultiplied = _stored(path)
+    if pixels.dtype == np.uint16:
+        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(f"the photo {path} has pixels of type {pixels.dtype}; save it with 8 or 16 bits")
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    if pixels.shape[2] == 2:
+        return pixels[..., [0, 0, 0, 1]]
+    pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
+    return _divided_by_alpha(pixels) if premultiplied and pixels.shape[2] == 4 else pixels
+
+
+def _stored(path: Path) -> tuple[np.ndarray, bool]:
+    """Return the numbers of a picture file in OpenCV's order, and whether alpha is multiplied into them."""
     data = read_file(path, "the photo")
     if is_cut_off(data):
         raise ValueError(f"the photo {path} is cut off: the end of the file is missing; copy it again")
@@ -181,16 +196,7 @@ def decode(path: Path) -> np.ndarray:
         pixels = _decoded_by_pillow(data)
     if pixels is None:
         raise ValueError(f"the photo {path} cannot be decoded: the file is damaged; replace it")
-    if pixels.dtype == np.uint16:
-        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    if pixels.dtype != np.uint8:
-        raise ValueError(f"the photo {path} has pixels of type {pixels.dtype}; save it with 8 or 16 bits")
-    if pixels.ndim == 2 or pixels.shape[2] == 1:
-        return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    if pixels.shape[2] == 2:
-        return pixels[..., [0, 0, 0, 1]]
-    pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
-    return _divided_by_alpha(pixels) if premultiplied and pixels.shape[2] == 4 else pixels
+    return pixels, premultiplied
 
 
 def _divided_by_alpha(pixels: np.ndarray) -> np.ndarray:
@@ -210,13 +216,12 @@ def _decoded_by_pillow(data: bytes) -> np.ndarray | None:
 
 
 def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarray:
-    """Return a mask file as bool [height, width] (upright); 0 is False, everything else True.
+    """Return a mask file as bool [height, width] (upright); 0 and what is clear is False, all else True.
 
-    It may be stored upright or as the photo is, in any size of the photo's proportions. Raises
-    ValueError when it cannot be decoded or has other proportions.
+    So labels of objects are masks, too, of 8 and of 16 bits. It may be stored upright or as the photo is, in
+    any size of the photo's proportions. Raises ValueError when it cannot be decoded or has other proportions.
     """
-    pixels = decode(path)
-    mask = (pixels[..., :3].max(axis=2) > 0).astype(np.uint8)
+    mask = stored_mask(path)
     if orientation in EXIF_SIDEWAYS and same_proportions(mask.shape[1::-1], (height, width)):
         mask = oriented(mask, orientation)
     if not same_proportions(mask.shape[1::-1], (width, height)):
@@ -225,6 +230,19 @@ def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarr
             f"{height}; make the mask of the photo's size or remove it"
         )
     return cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) > 0
+
+
+def stored_mask(path: Path) -> np.ndarray:
+    """Return where a mask file is neither black nor clear, [H, W] uint8 0 or 1, as it is stored.
+
+    Raises ValueError, naming the file, when it cannot be decoded.
+    """
+    channels = np.atleast_3d(_stored(path)[0])
+    num_colors = 1 if channels.shape[2] <= 2 else 3
+    counted = np.any(channels[..., :num_colors] > 0, axis=2)
+    if channels.shape[2] in (2, 4):
+        counted &= channels[..., -1] > 0
+    return np.asarray(counted, np.uint8)
 
 
 def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:

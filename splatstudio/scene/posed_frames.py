@@ -63,9 +63,7 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
     names = [frame.name for frame in read.frames]
     candidates = [images] if images is not None else [files.folder / name for name in (*files.pictures, "")]
     folders = [ImageFolder(place, deep=place != files.folder) for place in candidates if place.is_dir()]
-    found = [
-        [folder.find(name) or folder.find(PurePosixPath(name).name) for name in names] for folder in folders
-    ]
+    found = [[_picture_of(name, folder) for name in names] for folder in folders]
     counts = [sum(path is not None for path in paths) for paths in found]
     if not max(counts, default=0):
         raise NoPhotos(
@@ -86,6 +84,11 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
         mask = find_mask(mask_folder, frame.name)
         shots.append(CapturedPhoto(path.name, frame.viewmat, path, lens, mask_path=mask))
     where, notes = str(folders[best].folder), [*read.notes]
+    unique, note = _of_one_frame(shots)
+    if not unique:
+        raise ValueError(f"{files.file} cannot be used: {note}")
+    if note is not None:
+        notes.append(note)
     if missing:
         notes.append(missing_note(missing, where))
     used, beside = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
@@ -98,12 +101,37 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
         notes.append(f"{files.file} holds no points: training starts from random points")
     return Capture(
         files.format,
-        _under_their_paths(shots, folders[best].folder),
+        _under_their_paths(unique, folders[best].folder),
         read.points,
         read.colors,
         tuple(notes),
         unposed=unposed,
         upright=read.upright,
+    )
+
+
+def _picture_of(name: str, folder: ImageFolder) -> Path | None:
+    """Return the photo of a frame: labels are often names alone, while the photos lie in several folders."""
+    alone = PurePosixPath(name).name
+    return folder.find(name) or folder.find(alone) or folder.find_below(alone)
+
+
+def _of_one_frame(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], str | None]:
+    """Return the shots whose photo no other frame has, and a note on those that are left out.
+
+    Which of two poses is the photo's, as of two flights whose photos are called alike, nobody can tell.
+    """
+    poses: dict[Path, list[np.ndarray]] = {}
+    for shot in shots:
+        poses.setdefault(shot.image_path, []).append(shot.viewmat)
+    unclear = {path for path, found in poses.items() if any(not np.array_equal(found[0], o) for o in found)}
+    if not unclear:
+        return shots, None
+    names = ", ".join(sorted(path.name for path in unclear)[:3]) + (", ..." if len(unclear) > 3 else "")
+    left_out = sum(shot.image_path in unclear for shot in shots)
+    return [shot for shot in shots if shot.image_path not in unclear], (
+        f"{left_out} frames are left out, as several poses name one photo and which is right is not known:"
+        f" {names}; give each photo a name of its own before its poses are found"
     )
 
 

@@ -216,6 +216,7 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     shots, repeated = _unique(frames.shots)
     if repeated:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
+    notes += _note_on_dynamic_masks(frames)
     unposed = _unposed(frames, records)
     if unposed:
         where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
@@ -255,9 +256,19 @@ def _named_split(
     names = {name for name, listed in frames.listed.items() if listed in held_out}
     unused = {name for name, listed in frames.listed.items() if listed not in held_out | learned}
     notes = [f"{file} names the {len(names)} photos of the test"]
-    if unused:
-        notes.append(f"{len(unused)} photos are in none of the lists that {file} splits by: not used")
+    passed_over = {name for name in unused if frames.listed[name] in val}
+    if passed_over:
+        notes.append(
+            f"{counted_photos(len(passed_over))} of its val_filenames not used: test_filenames are the test"
+        )
+    if others := len(unused) - len(passed_over):
+        notes.append(f"{counted_photos(others)} in none of the lists that {file} splits by: not used")
     return frozenset(names), frozenset(unused), notes
+
+
+def counted_photos(num: int) -> str:
+    """Return "1 photo is" or "2 photos are"."""
+    return "1 photo is" if num == 1 else f"{num} photos are"
 
 
 def _filenames(file: str, top: dict[str, Any], key: str) -> set[str] | None:
@@ -413,10 +424,30 @@ def _unposed(frames: _Frames, records: list[Record]) -> tuple[str, ...]:
     for place in {path.parent for path in used}:
         pictures = frames.folders.get(place)
         for name, path in (pictures.pictures if pictures else {}).items():
-            # instant-ngp keeps its masks beside the photos.
-            if path not in used and path.stem not in named and not name.startswith("dynamic_mask"):
+            if path not in used and path.stem not in named and not _is_dynamic_mask(path):
                 others.add(name)
     return tuple(sorted(others))
+
+
+def _is_dynamic_mask(path: Path) -> bool:
+    """Return whether a picture beside the photos is one of instant-ngp's masks."""
+    return path.name.startswith("dynamic_mask_")
+
+
+def _note_on_dynamic_masks(frames: _Frames) -> list[str]:
+    """Return a sentence where instant-ngp's masks lie beside the photos: white where ours are black."""
+    num = sum(
+        _is_dynamic_mask(path)
+        for folder in frames.folders.values()
+        if folder
+        for path in folder.pictures.values()
+    )
+    if not num:
+        return []
+    return [
+        f"{num} masks of instant-ngp (dynamic_mask_...) lie beside the photos and are not used: turn black"
+        " and white around, and put each under its photo's name into a folder masks beside that of the photos"
+    ]
 
 
 def _texts(record: Record) -> list[str]:
@@ -445,18 +476,24 @@ def _short_names(
     return short, frozenset(PurePosixPath(name).name for name in test)
 
 
+def _no_points() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
+
+
 def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return positions [P, 3], colors [P, 3], and a note where they are not at the listed path."""
     listed = Record(str(path), top, {}).text("ply_file_path")
     if listed is not None:
         place, beside = path.parent / _posix(listed), path.parent / _posix(listed).name
-        if place.exists() or not beside.exists():
+        if not place.exists() and not beside.exists():
+            return *_no_points(), [f"the points {listed} are not there: training starts from random points"]
+        if place.exists():
             return *read_point_ply(place), []
         return *read_point_ply(beside), [f"{listed} is not there: the points of {beside} are used"]
     # nerfstudio before version 1.0 wrote no PLY; its colmap/ folder is in the frame before applied_transform.
     model, applied = path.parent / "colmap/sparse/0/points3D.bin", top.get("applied_transform")
     if applied is None or not model.exists():
-        return np.zeros((0, 3)), np.zeros((0, 3), np.uint8), []
+        return *_no_points(), []
     matrix = matrix_3x4(applied)
     if matrix is None:
         raise ValueError(f"{path} has an applied_transform that is no matrix of 3 x 4 numbers")

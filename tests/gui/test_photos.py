@@ -37,6 +37,7 @@ from splatstudio.gui.theme import legend_html
 from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.modes import Legend
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.photo import Photo
 from splatstudio.scene.scaling import scaled, thumbnail
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -145,6 +146,26 @@ def test_an_unreadable_photo_is_told_and_ends_no_thread(tmp_path: Path) -> None:
             assert isinstance(pixels, PhotoPixels) and "view_03.png" in pixels.problem
         assert wait_for(lambda: shelf.thumbnail(2, lambda: None)) == ""
         assert wait_for(lambda: shelf.thumbnail(3, lambda: None)).startswith("data:image/jpeg;base64,")
+    finally:
+        shelf.close()
+
+
+def test_a_lack_of_memory_ends_no_thread(blob_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = type(blob_scene).whole_photo
+
+    def short(scene: Scene, index: int) -> Photo:
+        if index < 3:
+            raise MemoryError
+        return read(scene, index)
+
+    monkeypatch.setattr(type(blob_scene), "whole_photo", short)
+    shelf = PhotoCache(blob_scene)
+    try:
+        for index in range(3):  # more than there are threads
+            pixels = wait_for(lambda at=index: shelf.pixels(at, (24, 20), (0, 0, 0), lambda: None))
+            assert isinstance(pixels, PhotoPixels) and "cannot be shown: MemoryError" in pixels.problem
+        pixels = wait_for(lambda: shelf.pixels(3, (24, 20), (0, 0, 0), lambda: None))
+        assert isinstance(pixels, PhotoPixels) and not pixels.problem and pixels.rgb.any()
     finally:
         shelf.close()
 

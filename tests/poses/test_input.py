@@ -82,6 +82,22 @@ def test_folders_of_masks_and_smaller_copies_are_no_photos(tmp_path: Path) -> No
     assert (store.masks / "room_001.jpg.png").exists()
 
 
+def test_masks_that_colmap_would_read_otherwise_are_written_in_black_and_white(tmp_path: Path) -> None:
+    write_photos(tmp_path / "images", table_with_boxes(), ring(20)[:3])
+    (tmp_path / "masks").mkdir()
+    half = np.zeros((360, 480), np.uint16)
+    half[:, :200] = 1  # the number of an object, in 16 bits
+    Image.fromarray(half).save(tmp_path / "masks" / "room_000.png")
+    clear = np.dstack([np.full((360, 480, 3), 255), half * 255]).astype(np.uint8)
+    Image.fromarray(clear).save(tmp_path / "masks" / "room_001.png")
+    store, _, _ = read(tmp_path)
+    for name in ("room_000.jpg.png", "room_001.jpg.png"):
+        with Image.open(store.masks / name) as written:
+            assert written.mode == "L" and (np.asarray(written) == half * 255).all()
+    store, _, _ = read(tmp_path)
+    assert not (store.masks / "room_000.jpg.png").is_symlink() and (tmp_path / "masks/room_000.png").exists()
+
+
 def test_folders_whose_names_begin_like_those_of_copies_are_the_users_own(tmp_path: Path) -> None:
     walls = table_with_boxes()
     ours = ("images_day1", "images_2", "masked ball", "depth of field")

@@ -126,6 +126,26 @@ def test_an_archive_that_has_changed_is_unpacked_again(folder: Path, tmp_path: P
     ]
 
 
+def test_of_a_file_that_is_there_twice_the_later_one_counts(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {PICTURE: b"old", "b.png": b"1"})
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr(PICTURE, b"newer")
+    assert (unpacked(path) / PICTURE).read_bytes() == b"newer"
+    path = tarred(tmp_path / "a.tgz", [(member(PICTURE), b"old"), (member(PICTURE), b"newer")])
+    assert (unpacked(path) / PICTURE).read_bytes() == b"newer"
+
+
+def test_notes_of_macos_on_files_are_no_photos(folder: Path, tmp_path: Path) -> None:
+    for photo in list((folder / "images").iterdir()):
+        photo.with_name(f"._{photo.name}").write_bytes(b"\0\5\x16\7")
+    scene = load_scene(folder)
+    assert len(scene.views) == 3 and not scene.unposed
+    path = tmp_path / "scene.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(folder, "scene")
+    assert not list(unpacked(path).rglob("._*")) and not load_scene(path).unposed
+
+
 def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("link.png")
     link.external_attr = 0o120777 << 16

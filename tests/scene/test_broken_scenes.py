@@ -332,10 +332,6 @@ BROKEN = {
         lambda f: json_with(f, frame={"mask_path": "m/1.png"}),
         ["frame 2", "m/1.png"],
     ),
-    "points file that does not exist": (
-        lambda f: json_with(f, ply_file_path="no.ply"),
-        ["no.ply", "cannot be read"],
-    ),
     "points file cut off": (lambda f: ply_with(f, points_ply(TINY)[:-1]), ["sparse_pc.ply", "4 points"]),
     "points file of 2^60": (
         lambda f: ply_with(f, points_ply(TINY).replace(b"vertex 4", b"vertex %d" % 2**59)),

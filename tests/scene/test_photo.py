@@ -267,6 +267,23 @@ def test_masks_beside_images_are_found_and_reduced_strictly(tmp_path, name):
     assert scene.photo(1).mask is None
 
 
+@pytest.mark.parametrize("kind", ["labels of 16 bits", "labels of 8 bits", "clear", "gray and clear"])
+def test_labels_of_objects_and_what_is_clear_are_masks(tmp_path, kind):
+    counted = np.zeros((32, 48), bool)
+    counted[:, :25] = True
+    mask = {
+        "labels of 16 bits": counted.astype(np.uint16),
+        "labels of 8 bits": counted.astype(np.uint8),
+        "clear": np.dstack([np.full((32, 48, 3), 255, np.uint8), counted * np.uint8(255)]),
+        "gray and clear": np.dstack([np.full((32, 48), 255, np.uint8), counted * np.uint8(255)]),
+    }[kind]
+    write_colmap(tmp_path, tiny_scene(2))
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(mask).save(tmp_path / "masks/view_000.png")
+    found = load_scene(tmp_path).photo(0).mask
+    np.testing.assert_array_equal(found, counted)
+
+
 def test_mask_is_undistorted_with_its_photo(tmp_path):
     tiny = tiny_scene(1, width=240, height=160)
     write_colmap(tmp_path, tiny, model="SIMPLE_RADIAL", distortion=(-0.25,))

@@ -12,8 +12,10 @@ from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape
 
 from splatstudio.scene.capture import CapturedPhoto
 from splatstudio.scene.layout import OTHERS, pose_files
+from splatstudio.scene.lens import Lens
 from splatstudio.scene.lens_models import project
-from splatstudio.scene.load import READERS, load_scene
+from splatstudio.scene.load import READERS, load_scene, measured_lens
+from splatstudio.scene.photo import PictureHeader
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
 
@@ -201,6 +203,54 @@ def test_photos_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: 
     (away / "other.png").write_bytes((away / pictures[1].name).read_bytes())
     scene = load_scene(folder, images_folder=str(away))
     assert len(scene.views) == 8 and scene.unposed == ("other.png",)
+
+
+@pytest.mark.parametrize("program", ["Metashape", "RealityScan", "OpenSfM"])
+def test_photos_in_several_folders_are_found_by_their_labels(tmp_path: Path, program: str) -> None:
+    folder = WRITERS[program](tmp_path / "scene")
+    for i, photo in enumerate(sorted((folder / "images").iterdir())):
+        (folder / f"images/day{i % 2}").mkdir(exist_ok=True)
+        photo.rename(folder / f"images/day{i % 2}/{photo.name}")
+    scene = load_scene(folder)
+    back = np.linalg.inv(scene.transform)
+    where = dict(zip(TINY.names, TINY.viewmats, strict=True))
+    assert len(scene.views) == 9 and not scene.unposed
+    for view in scene.views:
+        np.testing.assert_allclose(
+            view.camera.transformed(back).viewmat, where[view.image_path.name], atol=1e-6
+        )
+
+
+def test_two_poses_of_one_photo_are_not_guessed_between(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    cameras = folder / "cameras.xml"
+    text = cameras.read_text()
+    # Two flights, whose photos were called alike, and only one of them lies here.
+    cameras.write_text(text.replace('label="view_001"', 'label="view_000"').replace("view_003", "view_002"))
+    scene = load_scene(folder)
+    assert sorted(view.name for view in scene.views) == [f"view_{i:03}.png" for i in (4, 5, 6, 7, 8)]
+    (note,) = (note for note in scene.notes if "several poses name one photo" in note)
+    assert note.startswith("4 frames are left out") and "view_000.png, view_002.png" in note
+    for i in range(9):
+        text = text.replace(f'label="view_{i:03}"', 'label="view_000"')
+    cameras.write_text(text)
+    with pytest.raises(ValueError, match=r"cameras\.xml cannot be used: 9 frames are left out"):
+        load_scene(folder)
+
+
+def test_an_empty_folder_of_better_poses_hides_no_others(tmp_path: Path) -> None:
+    folder = WRITERS["Polycam"](tmp_path / "scene")
+    for name in ("cameras", "images"):
+        (folder / f"keyframes/corrected_{name}").rename(folder / f"keyframes/{name}")
+    (folder / "keyframes/corrected_cameras").mkdir()
+    check(load_scene(folder))
+
+
+def test_what_cannot_be_undistorted_is_told_when_it_is_opened(tmp_path: Path) -> None:
+    lens = Lens(33_000, 600, 2e4, 2e4, 16_500, 300, distortion=(0.1,))
+    shot = CapturedPhoto("a.png", np.eye(4), tmp_path / "a.png", lens)
+    with pytest.raises(ValueError, match=r"is 33000 x 600 pixels, .* less than 32,767 on a side: make the"):
+        measured_lens(shot, PictureHeader(33_000, 600, 1))
 
 
 def test_scenes_of_other_programs_are_found_and_listed(tmp_path: Path) -> None:

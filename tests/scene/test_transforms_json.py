@@ -57,8 +57,12 @@ def test_the_lists_of_filenames_split_the_photos(tmp_path: Path, lists, train, t
     assert split_of(scene) == (names(*train), names(*test))
     assert f"names the {len(test)} photos of the test" in scene.notes[0]
     num_unused = 9 - len(train) - len(test)
+    passed_over = [note for note in scene.notes if "of its val_filenames not used: test_filenames" in note]
+    num_passed_over = len(set(lists.get("val", ())) - set(test)) if "test" in lists else 0
+    assert [note.split()[0] for note in passed_over] == ([str(num_passed_over)] if num_passed_over else [])
     unused = [note for note in scene.notes if "in none of the lists" in note]
-    assert [note.split()[0] for note in unused] == ([str(num_unused)] if num_unused else [])
+    others = num_unused - num_passed_over
+    assert [note.split()[0] for note in unused] == ([str(others)] if others else [])
     # What the user says goes before the file.
     chosen = load_scene(tmp_path, test_images=[TINY.names[1]])
     assert split_of(chosen)[1] == names(1)
@@ -140,6 +144,12 @@ def test_points_of_another_machine_are_found_beside_the_file(tmp_path: Path) -> 
     assert len(scene.points) == 60 and scene.notes[0].startswith("/mnt/disk/sparse_pc.ply is not there")
 
 
+def test_without_the_points_that_are_listed_a_scene_is_trained_from_random_ones(tmp_path: Path) -> None:
+    scene = load_scene(written(tmp_path, ply_file_path="no.ply"))
+    assert len(scene.views) == 9 and not len(scene.points)
+    assert scene.notes[0] == "the points no.ply are not there: training starts from random points"
+
+
 def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:
     frames = transforms(TINY)["frames"][:3]
     frames[0]["depth_file_path"] = "images/view_004.png"
@@ -147,7 +157,8 @@ def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:
     (folder / "images/view_005.png").rename(folder / "images/dynamic_mask_view_000.png")
     scene = load_scene(folder)
     assert scene.unposed == (TINY.names[3], *TINY.names[6:])
-    assert scene.notes[0].startswith("4 of the 7 photos in") and "have no pose" in scene.notes[0]
+    assert scene.notes[0].startswith("1 masks of instant-ngp (dynamic_mask_...) lie beside the photos")
+    assert scene.notes[1].startswith("4 of the 7 photos in") and "have no pose" in scene.notes[1]
     # Depths and normals lie beside Blender's pictures.
     blender = write_blender(tmp_path / "blender", TINY)
     write_pictures(blender / "test", replace(TINY, names=tuple(f"depth_{name}" for name in TINY.names)))

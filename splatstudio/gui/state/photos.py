@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import simplejpeg
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run, newest_scores
 from splatstudio.gui.state.viewpoint import Viewpoint
@@ -22,6 +24,8 @@ from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE, color_table
 from splatstudio.rendering.modes import Legend
 from splatstudio.scene.scaling import over_background, scaled, thumbnail
 from splatstudio.scene.scene import Scene
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 MAX_WAITING = 64  # pictures; of those asked for beyond, the oldest are forgotten
@@ -145,14 +149,21 @@ class PhotoCache:
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
         try:
             photo = self._scene.whole_photo(index)
+            return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
         except (ValueError, OSError) as error:
-            return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
-        return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
+            problem = str(error)
+        except Exception as error:  # too little memory beside a training, a fault of a decoder: others come
+            log.warning("photo %s cannot be shown", index, exc_info=True)
+            problem = f"the photo cannot be shown: {first_line(error)}"
+        return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), problem)
 
     def _shrink(self, index: int) -> str:
         try:
             small = thumbnail(self._scene.views[index], THUMBNAIL_SIDE)
         except (ValueError, OSError):
+            return ""
+        except Exception:
+            log.warning("photo %s has no thumbnail", index, exc_info=True)
             return ""
         jpeg = simplejpeg.encode_jpeg(
             np.ascontiguousarray(small), quality=THUMBNAIL_QUALITY, colorspace="RGB"

@@ -298,7 +298,6 @@ NAMES_OF_ONE_SYSTEM = re.compile(
 )
 # They say on which systems a file is that they read, and do without where it is not.
 ASK_LINUX = {
-    "files.free_memory",
     "cli.report",
     "training.precision",
     "devices.monitor",

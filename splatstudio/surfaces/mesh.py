@@ -337,11 +337,15 @@ def _without_folds(faces: Tensor) -> Tensor:
     """Return the triangles [T, 3] without those of no area, and without pairs of the same three vertices."""
     a, b, c = faces.unbind(-1)
     faces = faces[(a != b) & (b != c) & (c != a)]
-    # Turned so that the least vertex is the first, the same triangle from the same side has the same row.
+    # Turned so that the least vertex is the first: the other two say from which side the triangle is seen.
     turned = torch.stack([faces.roll(-shift, dims=1) for shift in range(3)])
     faces = turned[faces.argmin(dim=1), torch.arange(len(faces))]
-    faces = torch.unique(faces, dim=0)
-    _, which, times = torch.unique(faces.sort(dim=1).values, dim=0, return_inverse=True, return_counts=True)
+    a, b, c = faces.unbind(-1)
+    _, pair = torch.unique(a << 32 | torch.minimum(b, c), return_inverse=True)
+    vertices = pair << 32 | torch.maximum(b, c)
+    _, first = np.unique((vertices << 1 | (b < c)).numpy(), return_index=True)
+    faces, vertices = faces[first], vertices[first]
+    _, which, times = torch.unique(vertices, return_inverse=True, return_counts=True)
     return faces[times[which] == 1]
 
 

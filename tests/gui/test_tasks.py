@@ -84,6 +84,17 @@ def test_the_board_follows_each_task_to_its_end(
     assert board.submit(video("a.mp4")) is None and notices[-1].bad
 
 
+def test_a_file_that_is_gone_before_it_is_sent_is_told(
+    page: Page, notices: list[Notice], tmp_path: Path
+) -> None:
+    video = page.tasks.submit(
+        RenderPath(CameraPath(()), tmp_path / "a.mp4"), lambda done: print((tmp_path / "a.mp4").stat())
+    )
+    assert video is not None
+    page.tasks.follow(JobDone(video.number, tmp_path / "a.mp4", 2_000_000))
+    assert notices[-1] == Notice("Not done", f"{tmp_path / 'a.mp4'}: No such file or directory", bad=True)
+
+
 @pytest.mark.parametrize(
     ("end", "words", "bad"),
     [

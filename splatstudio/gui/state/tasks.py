@@ -15,7 +15,7 @@ from typing import Any, cast
 import viser
 from msgspec import structs
 
-from splatstudio.error_text import first_line
+from splatstudio.error_text import first_line, reason
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
 from splatstudio.gui.state.controller import Controller
@@ -162,8 +162,8 @@ class TaskBoard:
         if then is not None and isinstance(end, (messages.JobDone, TaskEnd)):
             try:
                 then(end)
-            except ValueError as error:
-                self._notify(Notice("Not done", str(error), bad=True))
+            except (ValueError, OSError) as error:  # the file may be gone by now
+                self._notify(Notice("Not done", reason(error), bad=True))
             self._changed()
 
     # ---- tasks of a worker

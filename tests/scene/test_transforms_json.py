@@ -157,7 +157,7 @@ def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:
     (folder / "images/view_005.png").rename(folder / "images/dynamic_mask_view_000.png")
     scene = load_scene(folder)
     assert scene.unposed == (TINY.names[3], *TINY.names[6:])
-    assert scene.notes[0].startswith("1 masks of instant-ngp (dynamic_mask_...) lie beside the photos")
+    assert scene.notes[0].startswith("masks of instant-ngp (dynamic_mask_..., 1 in all) lie beside")
     assert scene.notes[1].startswith("4 of the 7 photos in") and "have no pose" in scene.notes[1]
     # Depths and normals lie beside Blender's pictures.
     blender = write_blender(tmp_path / "blender", TINY)

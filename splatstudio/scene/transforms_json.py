@@ -446,7 +446,7 @@ def _note_on_dynamic_masks(frames: _Frames) -> list[str]:
         return []
     return [
         f"masks of instant-ngp (dynamic_mask_..., {num} in all) lie beside the photos and are not used: turn"
-        " black and white around, and put each under its photo's name into a folder masks beside that of the photos"
+        " black and white around, and put each under its photo's name into a folder masks beside theirs"
     ]
 
 

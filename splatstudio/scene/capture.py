@@ -18,6 +18,7 @@ from splatstudio.scene.lens import Lens
 from splatstudio.scene.normalize import KeptFrame
 
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
+NAMED_BY_INFO = ": `splatstudio info` names them"
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".jp2", ".j2k")
 
 
@@ -157,7 +158,7 @@ def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
     """Return the sentence that counts the photos in `where` that no pose is known of."""
     verb = "have no pose and are" if num_unposed > 1 else "has no pose and is"
     of_all = f"{num_unposed} of the {num_pictures} photos"
-    return f"{of_all} in {where} {verb} not used: `splatstudio info` names them"
+    return f"{of_all} in {where} {verb} not used{NAMED_BY_INFO}"
 
 
 def rigid(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:

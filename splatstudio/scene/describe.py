@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.error_text import first_of
+from splatstudio.scene.capture import NAMED_BY_INFO
 from splatstudio.scene.scene import Scene
 
 MOST_NAMES = 500  # of photos
@@ -42,7 +43,7 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
         rows.append(("EXIF orientation", f"{turned} photos are turned"))
     if scene.unposed:
         rows.append(("Without a pose", first_of(scene.unposed, MOST_NAMES)))
-    rows += [("Note", note) for note in scene.notes]
+    rows += [("Note", note.removesuffix(NAMED_BY_INFO)) for note in scene.notes]
     return rows
 
 

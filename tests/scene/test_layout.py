@@ -137,6 +137,8 @@ def test_photos_without_a_pose_are_counted_and_named(tmp_path: Path, command: Co
     assert scene.unposed == TINY.names[3:]
     assert scene.notes[0].startswith(f"6 of the 9 photos in {folder}/images have no pose and are not used")
     assert dict(describe_scene(scene))["Without a pose"] == ", ".join(TINY.names[3:])
+    assert any("`splatstudio info` names them" in note for note in scene.notes)
+    assert all("info" not in text for _, text in describe_scene(scene)), "it has just named them"
     code, told = command("info", folder)
     assert code == 0 and all(name in told for name in TINY.names[3:])
     other = load_scene(write_transforms(tmp_path / "other", TINY))

@@ -79,6 +79,7 @@ class Checkpoint:
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
     photos: tuple[str, ...] = ()  # the names of the scene's
+    owes: bool = False  # whether its strategy has something to make up for, see `Strategy`
 
     @property
     def gaussians(self) -> Gaussians:
@@ -256,6 +257,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             autosave=manifest.get("autosave") is True,
             corrections=_read_corrections(folder, manifest),
             photos=photos_of(manifest),
+            owes=manifest.get("owes") is True,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -441,6 +443,8 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "upcoming": list(checkpoint.upcoming),
         "autosave": checkpoint.autosave,
     }
+    if checkpoint.owes:
+        values["owes"] = True
     if checkpoint.view_costs:
         values["view_costs"] = dict(checkpoint.view_costs)
     if checkpoint.corrections is not None:

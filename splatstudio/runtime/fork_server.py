@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import ModuleType
 
 from splatstudio.operating_system import STOP_SIGNALS, WINDOWS, signals_blocked
 
 LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
+_MAIN = threading.RLock()  # held by the thread that has put the program away
 
 
 def process_context(*, several: bool = False) -> BaseContext:
@@ -47,7 +51,9 @@ def _has_room_for_a_socket() -> bool:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Keep the stop signals from what is started in here: each may reach every process of a group.
+    """Keep the stop signals from what is started in here, and the program that starts it.
+
+    Each signal may reach every process of a group.
 
     The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
     is closed themselves, and hear SIGTERM from `leave_when_told` on.
@@ -57,5 +63,22 @@ def signals_held() -> Iterator[None]:
 
         # Started by the way, it would let SIGINT through again, just before the server.
         resource_tracker.ensure_running()
-    with signals_blocked(STOP_SIGNALS):
+    with signals_blocked(STOP_SIGNALS), _main_left_out():
         yield
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Let what is started in here not run the program again, as multiprocessing does to know its names.
+
+    Nothing of it is sent: what a process of ours is to do stands in the package. A script that calls
+    `splatstudio.show` would train anew and write its files a second time.
+    """
+    with _MAIN:
+        main, empty = sys.modules["__main__"], ModuleType("__main__")
+        empty.__spec__ = None
+        sys.modules["__main__"] = empty
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main

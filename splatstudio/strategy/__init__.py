@@ -17,10 +17,12 @@ class Strategy(Protocol):
     """Rules for the number of Gaussians.
 
     Its state is explicit: the tensors in `Population.counts`, which go through `edit` and into checkpoints.
-    `absgrad` says that it wants the sums of the pixels' absolute gradients (see `Observation`).
+    `absgrad` says that it wants the sums of the pixels' absolute gradients (see `Observation`). `owes` says
+    that what was to be done at one step is to be done at the next, as fewer steps have put that behind.
     """
 
     absgrad: bool
+    owes: bool
 
     def follow(self, config: TrainConfig, step: int) -> None:
         """Take the settings of a training, which may have changed, for the step after `step` others."""

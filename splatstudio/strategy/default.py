@@ -42,6 +42,7 @@ class DefaultStrategy:
     """
 
     absgrad = False
+    owes = False
 
     def __init__(
         self, config: DensifyConfig, *, extent: float, steps: int, generator: torch.Generator

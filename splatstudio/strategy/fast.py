@@ -43,13 +43,13 @@ class FastStrategy(McmcStrategy):
         super().__init__(config, extent=extent, detail=detail)
         self._share = (SMALL_PIXELS / max(pixels, SMALL_PIXELS)) ** (1.0 - SIZE_GROWTH)
         self._survey = survey
-        self._owes = False  # whether the step to thin out was passed over, as the steps became fewer
+        self.owes = False  # whether the step to thin out was passed over, as the steps became fewer
 
     def follow(self, config: TrainConfig, step: int) -> None:
         """Take the settings of a training, which may have changed, for the step after `step` others."""
         is_ahead = step <= self.thin_step
         super().follow(config, step)
-        self._owes = (self._owes or is_ahead) and self.thin_step < step
+        self.owes = (self.owes or is_ahead) and self.thin_step < step
 
     @property
     def thin_step(self) -> int:
@@ -74,7 +74,7 @@ class FastStrategy(McmcStrategy):
         return super().changes_at(step) or self._thins_out(step)
 
     def _thins_out(self, step: int) -> bool:
-        return self.config.densify.enabled and (step == self.thin_step or self._owes)
+        return self.config.densify.enabled and (step == self.thin_step or self.owes)
 
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
@@ -83,7 +83,7 @@ class FastStrategy(McmcStrategy):
         if not self._thins_out(step):
             return change
         thinned = change_or_none(population, lambda: self._thin_out(population, step))
-        self._owes = False
+        self.owes = False
         change = change or Change()
         return replace(change, pruned=change.pruned + thinned.pruned, short=change.short or thinned.short)
 
@@ -91,7 +91,7 @@ class FastStrategy(McmcStrategy):
         weights = self._largest_weights(population, step)
         num = population.num_all()
         num_kept = num - int(num * self.config.fast.thin_share)
-        if self._owes:  # there may be fewer than were to grow by then
+        if self.owes:  # there may be fewer than were to grow by then
             num_kept = max(num_kept, min(num, self.chosen_at(step)))
         everybody = torch.arange(len(population), device=weights.device)
         kept = largest(population, everybody, weights, num_kept) & (weights >= self.config.fast.min_weight)

@@ -52,6 +52,7 @@ class McmcStrategy:
     """
 
     absgrad = True
+    owes = False
 
     def __init__(self, config: TrainConfig, *, extent: float, detail: float) -> None:
         self.config = config

@@ -20,6 +20,7 @@ from splatstudio.error_text import reason
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import Run, RunLock
+from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.plateau_curve import Score
 from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval
 from splatstudio.training.step import StepStats
@@ -116,6 +117,7 @@ class Session:
         self._resting_since: float | None = None
         self._saved_after = 0.0  # seconds of training before the last checkpoint was begun
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
+        self._saved_config: TrainConfig | None = None  # and its settings, which are kept in it alone
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._watch = PlateauWatch(
             run.metrics().rows, trainer.step, planned=run.config.steps, steps=trainer.config.steps
@@ -149,9 +151,9 @@ class Session:
 
     @property
     def saved(self) -> Path | None:
-        """Return the checkpoint of this very step, None where there is none on the disk (any more)."""
+        """Return the checkpoint of this step with these settings, None where there is none on the disk."""
         step = self.trainer.step
-        if step != self._saved_step or self._saver.busy:
+        if step != self._saved_step or self._saved_config != self.trainer.config or self._saver.busy:
             return None
         return next((path for path in checkpoint_folders(self.run.path) if step_of(path) == step), None)
 
@@ -296,7 +298,7 @@ class Session:
         return result.path
 
     def save_if_needed(self) -> Path | None:
-        """Write a checkpoint unless this very step has one; return its folder if it was written.
+        """Write a checkpoint unless this very step has one with these settings; return its folder if written.
 
         One of this step that is under way is waited for and returned; one that has been deleted since it was
         complete counts for none. Raises OSError when it fails.
@@ -305,7 +307,7 @@ class Session:
         step = self.trainer.step
         # An autosave would be replaced by a later one; what is asked for stays.
         complete = [told for told in self._told if told.path and told.step == step and not told.autosave]
-        if complete:
+        if complete and self._saved_config == self.trainer.config:
             self._told.remove(complete[0])
             return complete[0].path
         return self.save() if step > 0 and self.saved is None else None
@@ -323,6 +325,7 @@ class Session:
         self.saving()
         self._make_run_again()
         self._saved_after = self._seconds
+        self._saved_config = self.trainer.config
         return self.trainer.checkpoint()
 
     @property

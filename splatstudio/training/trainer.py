@@ -129,6 +129,7 @@ class Trainer:
         trainer.step = checkpoint.step
         # What it has done went by the settings of then; the first step takes those of now.
         trainer.parts.strategy.follow(checkpoint.config, checkpoint.step)
+        trainer.parts.strategy.owes = checkpoint.owes
         return trainer
 
     def _assemble(
@@ -405,6 +406,8 @@ class Trainer:
         """Return all that the training needs to go on from here; its tensors are the ones being trained."""
         self.lookahead.take_back()
         self.parts.population.optimizer.flush_lazy_rows(self.parts.population.gaussians)
+        # Settings that were changed since the last step count for what is kept of the strategy, too.
+        self.parts.strategy.follow(self.config, self.step)
         return Checkpoint(
             step=self.step,
             config=self.config,
@@ -416,6 +419,7 @@ class Trainer:
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
             photos=tuple(self.scene.photos),
+            owes=self.parts.strategy.owes,
         )
 
     def save(self, run_dir: Path) -> Path:

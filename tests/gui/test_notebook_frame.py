@@ -89,14 +89,16 @@ def test_it_ends_with_python_and_saves(blob_folder: Path, tmp_path: Path) -> Non
     program = f"""
 import time
 import splatstudio as ss
-if __name__ == "__main__":
-    page = ss.show({str(blob_folder)!r}, port=0)
-    studio = page._studio
-    studio.start_training()
-    while studio.controller.status.step == 0:
-        time.sleep(0.05)
+with open("began", "a") as file:
+    file.write("once ")
+page = ss.show({str(blob_folder)!r}, port=0)
+studio = page._studio
+studio.start_training()
+while studio.controller.status.step == 0:
+    time.sleep(0.05)
 """
     (tmp_path / "shows.py").write_text(program)
     subprocess.run([sys.executable, "shows.py"], cwd=tmp_path, check=True, timeout=250)
+    assert (tmp_path / "began").read_text() == "once ", "no process of the page's runs the program again"
     (run,) = (tmp_path / "runs").iterdir()
     assert Run.open(run).path == run and any((run / "ckpts").iterdir()), "what was unsaved is saved"

@@ -140,6 +140,23 @@ def test_steps_that_become_fewer_pass_no_thinning_over(
     trainer.close()
 
 
+def test_what_is_owed_when_it_is_saved_is_made_up_for_when_it_is_resumed(
+    blob_scene: Scene, tmp_path: Path
+) -> None:
+    rules = {"fast": FastConfig(density=0.02, thin_at=0.6, thin_share=0.3), "mcmc": McmcConfig(every=5)}
+    whole = Trainer(blob_scene, TrainConfig(steps=60, strategy="fast", **rules))
+    grown = sizes_until(whole, 33)[-1]
+    whole.update_setting("steps", 50)  # while it is paused: no step has seen that yet
+    resumed = Trainer.resume(blob_scene, whole.save(tmp_path))
+    sizes = sizes_until(whole, 50)
+    assert sizes[0] < 0.75 * grown and sizes_until(resumed, 50) == sizes
+    assert torch.equal(whole.gaussians.means, resumed.gaussians.means)
+    again = Trainer.resume(blob_scene, whole.save(tmp_path))
+    assert not cast(FastStrategy, again.parts.strategy).owes
+    for trainer in (whole, resumed, again):
+        trainer.close()
+
+
 def test_the_number_grows_with_the_steps_of_a_long_training_up_to_an_end() -> None:
     def number(steps: int, **fast: Any) -> int:
         return strategy(Asked(), steps=steps, detail=1e4, density=0.1, **fast).chosen_at(steps)

@@ -63,6 +63,16 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
     assert session.save_if_needed() is None, "the last step was saved already"
 
 
+def test_settings_that_were_changed_after_a_save_are_saved_too(session: Session) -> None:
+    session.advance()
+    first = session.save()
+    assert session.save_if_needed() is None
+    session.trainer.update_setting("optim.means_lr", 0.001)
+    assert session.saved is None and session.save_if_needed() == first
+    assert load_checkpoint(first).config.optim.means_lr == 0.001
+    assert session.saved == first and session.save_if_needed() is None
+
+
 def test_metrics_that_cannot_be_written_cost_no_checkpoint_and_no_evaluation(
     blob_scene: Scene, tmp_path: Path
 ) -> None:

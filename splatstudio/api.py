@@ -21,7 +21,8 @@ from splatstudio.rendering.render import render_image
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
-from splatstudio.settings.presets import PRESETS, PresetName
+from splatstudio.settings.presets import PRESETS, PresetName, notes_on_settings
+from splatstudio.settings.setting import typed_path
 from splatstudio.surfaces.make_mesh import mesh_of_task
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
@@ -50,7 +51,12 @@ def train(
     the run keeps checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is
     called after each step. Raises ValueError for a scene or a setting that cannot be used.
     """
-    config = _chosen(config or TrainConfig(), preset, _dotted(settings))
+    given = _dotted(settings)
+    config = _chosen(config or TrainConfig(), preset, given)
+    for note in notes_on_settings(config, given.keys() & set(differing(config, TrainConfig()))):
+        log.warning("%s", note)
+    if config.stop_when_flat and run_dir is None:
+        log.warning("stop_when_flat needs a run_dir, where scores are kept: all steps are trained")
     if isinstance(scene, Scene):
         config = _as_loaded(config, scene)
     else:
@@ -59,7 +65,9 @@ def train(
     try:
         for note in filter(None, (trainer.start_note, trainer.parts.guide.note(config))):
             log.warning("%s", note)
-        session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
+        session = (
+            Session(trainer, Run.create(typed_path(run_dir), scene.path, trainer.config)) if run_dir else None
+        )
         while trainer.step < config.steps:
             advance = session.advance() if session else Advance(trainer.train_step())
             for problem in filter(None, (advance.problem, advance.unsaved)):
@@ -111,8 +119,8 @@ def mesh(
     except TypeError as error:
         names = ", ".join(field.name for field in fields(MeshOptions))
         raise ValueError(f"a mesh has the options {names}, not all of {', '.join(options)}") from error
-    place = None if scene is None else Path(scene)
-    task = MeshTask(Path(run), Path(output), chosen, place, upright=upright)
+    place = None if scene is None else typed_path(scene)
+    task = MeshTask(typed_path(run), typed_path(output), chosen, place, upright=upright)
     return mesh_of_task(task, on_progress).report
 
 

@@ -90,6 +90,27 @@ def test_a_run_folder_can_be_kept(scene: Scene, tmp_path: Path) -> None:
     assert np.array_equal(ss.load_model(tmp_path / "run").gaussians.means, model.gaussians.means)
 
 
+def test_a_path_may_begin_with_the_home_folder_and_numbers_may_be_those_of_numpy(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    rate = np.float32(1e-4)
+    model = ss.train(scene, steps=np.int64(3), run_dir="~/runs/a", optim__means_lr=rate)
+    saved = model.save("~/a.ply")
+    assert saved == tmp_path / "home/a.ply" and ss.load_model("~/runs/a").step == 3
+    assert Run.open(tmp_path / "home/runs/a").config.optim.means_lr == float(rate)
+    assert len(ss.merge("~/runs/a", "~/whole.ply")) == len(ss.load_model("~/whole.ply")) == len(model)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"], "no folder is called ~"
+    ss.train(scene, steps=1, init=Path("~/a.ply"))
+
+
+def test_settings_that_do_nothing_are_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    ss.train(scene, steps=1, stop_when_flat=True, mcmc__noise=1.0)
+    assert "stop_when_flat needs a run_dir" in caplog.text and "mcmc.noise" in caplog.text
+
+
 def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path) -> None:
     def stop(advance: Any) -> None:
         if advance.stats.step == 3:

@@ -175,10 +175,12 @@ def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Pa
 
     Raises ValueError for a run that is not to go on, and for one whose scene is not where it was.
     """
-    if run_dir is not None or not (path / "run.json").exists():
+    if not (path / "run.json").exists():
         return path, run_dir
     if not resume:
         raise ValueError(f"{path} is a run, not a scene: add --resume to go on with it")
+    if run_dir is not None and run_dir.resolve() != path.resolve():
+        raise ValueError(f"{path} is a run, not a scene: omit --run to go on with it, or name a scene")
     scene = Run.open(path).scene_path
     if not scene.exists():
         raise ValueError(

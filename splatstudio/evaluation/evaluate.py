@@ -24,6 +24,7 @@ from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.evaluation.perceptual import MIN_SIDE, NO_FLIP, flip_error, has_flip, ms_ssim
 from splatstudio.files.durable import write_durably, write_json_durably
+from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import make_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
@@ -270,7 +271,7 @@ def evaluate(
             renders = [render(gaussians, camera, options).rgb for camera in cameras]
         else:
             renders = [output.rgb for output in drawn(gaussians, received, cameras, options)]
-        seconds.append(now(gaussians.device) - started)
+        taken = now(gaussians.device) - started
         rgb, photo, camera = renders[0], None, cameras[0]
         if views[0].face:  # compared as its lens shows it
             rgb, photo = _whole(views, renders), whole_photo(views[0])
@@ -279,6 +280,7 @@ def evaluate(
         target, mask = target_for(photo, camera, options, gaussians.device)
         if mask is not None and not mask.any():
             return None  # one that is masked altogether
+        seconds.append(taken)
         score = score_of(views[0].whole, rgb, target, mask, measures)
         if on_image is not None:
             on_image(score, rgb)
@@ -363,6 +365,11 @@ def summary(
 
     Raises ValueError when there are none.
     """
+    if not scores and scene.test_indices:
+        raise ValueError(
+            f"the masks of {scene.path} hide all of its test photos, and there is nothing to compare with:"
+            " what is black in a mask does not count"
+        )
     if not scores:
         raise ValueError(
             f"{scene.path} has no test photos to compare with: load it with test_every of 2 or more"
@@ -383,12 +390,15 @@ def summary(
 def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return `image` [H, W, 3] under the affine map of colors that brings it closest to `target`.
 
-    Least squares over the pixels of `mask` [H, W] bool, clamped to 0..1 before and after.
+    Least squares over the pixels of `mask` [H, W] bool, clamped to 0..1 before and after. NaN where one of
+    these is no number.
     """
     image = image.clamp(0.0, 1.0)
     ones = torch.cat([image, torch.ones_like(image[..., :1])], dim=-1).double()
     seen = ones.reshape(-1, 4) if mask is None else ones[mask]
     wanted = (target.reshape(-1, 3) if mask is None else target[mask]).double()
+    if not (torch.isfinite(seen).all() and torch.isfinite(wanted).all()):
+        return torch.full_like(image, torch.nan)
     # The pseudo-inverse, as an image of one color leaves the map undetermined.
     affine = torch.linalg.pinv(seen.T @ seen, hermitian=True) @ (seen.T @ wanted)
     return (ones @ affine).clamp(0.0, 1.0).to(image.dtype)
@@ -442,13 +452,39 @@ def target_for(
 
 
 def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:
-    """Write eval/step_N.json and eval/step_N.csv of a run folder and return the path of the first."""
+    """Write eval/step_N.json and eval/step_N.csv of a run folder and return the path of the first.
+
+    What an earlier evaluation of the same pictures has measured and this one has not is kept.
+    """
     folder = Path(run_dir) / "eval"
     make_folder(folder)
     path = folder / f"step_{step:08d}.json"
+    evaluation = _with_earlier(path, evaluation)
     write_durably(path.with_suffix(".csv"), evaluation.to_csv().encode())
     write_json_durably(path, {"step": step, **evaluation.to_json()})
     return path
+
+
+def _with_earlier(path: Path, evaluation: Evaluation) -> Evaluation:
+    """Return an evaluation with what the one at `path`, of the same pictures, has measured in addition."""
+    try:
+        earlier = evaluation_from_json(json.loads(read_input(path)))
+    except (OSError, ValueError):
+        return evaluation  # there is none, or it is damaged
+    old = {score.name: score for score in earlier.images}
+    same = old.keys() == {score.name for score in evaluation.images} and all(
+        (old[score.name].psnr, old[score.name].ssim) == (score.psnr, score.ssim)
+        for score in evaluation.images
+    )
+    if not same:
+        return evaluation
+    missing = [name for name in SCORES if getattr(evaluation, name) is None]
+    more = [name for name in missing if getattr(earlier, name) is not None]
+    images = tuple(
+        replace(score, **{name: getattr(old[score.name], name) for name in more})
+        for score in evaluation.images
+    )
+    return replace(evaluation, images=images, **{name: getattr(earlier, name) for name in more})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -55,11 +55,12 @@ def flip_error(image: Tensor, target: Tensor, mask: Tensor | None = None) -> flo
     """
     from flip_evaluator import evaluate
 
-    if not (torch.isfinite(image).all() and torch.isfinite(target).all()):
-        return float("nan")
     if mask is not None:
         image = torch.where(mask[..., None], image, target)
-    test, reference = (np.ascontiguousarray(each.float().clamp(0.0, 1.0).cpu()) for each in (image, target))
+    image, target = image.float().clamp(0.0, 1.0), target.float().clamp(0.0, 1.0)
+    if image.isnan().any() or target.isnan().any():
+        return float("nan")
+    test, reference = (np.ascontiguousarray(each.cpu()) for each in (image, target))
     errors, _, _ = evaluate(reference, test, "LDR", applyMagma=False)
     errors = errors[..., 0] if mask is None else errors[mask.cpu().numpy(), 0]
     return float(errors.mean(dtype=np.float64)) if errors.size else float("nan")

@@ -9,6 +9,7 @@ from splatstudio.gui.app import Studio
 from splatstudio.gui.render_function import RenderFunction, RenderFunctionViewer, show_function
 from splatstudio.gui.server.access import InNotebook
 from splatstudio.gui.server.notebook_frame import FramedPage, check_height
+from splatstudio.settings.setting import typed_path
 
 HEIGHT = 640  # pixels of the frame
 
@@ -72,4 +73,4 @@ def show(
             "ss.show takes the path of a run, a scene or a file of splats, or a render function, not a"
             f" {kind}: save it first, as by model.save_ply"
         )
-    return ShownStudio(_NotebookStudio(Path(shown), network=network), height)
+    return ShownStudio(_NotebookStudio(typed_path(shown), network=network), height)

@@ -48,6 +48,7 @@ from splatstudio.models.model import Model, model_of
 from splatstudio.operating_system import put_in_place, sync_folder
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.setting import typed_path
 from splatstudio.strategy.population import Population
 
 # done of total parts, and what is being done
@@ -99,7 +100,7 @@ class Merged:
         is there already, a file that is one of the parts or would pass for one, and one that cannot be
         written.
         """
-        output = Path(output)
+        output = typed_path(output)
         _keep_apart(output, self.sources)
         if output.suffix == "":
             _write_folder(output, self.checkpoint or _checkpoint_of_gsplat(self))
@@ -145,8 +146,9 @@ def merged_parts(paths: Iterable[Path | str], report: Report = _silent) -> Merge
 
 def _of_run(path: Path | str) -> Path | str:
     """Return the newest good checkpoint where `path` is a run, else the path itself."""
-    is_run = (Path(path) / "run.json").exists()
-    return (newest_checkpoint(Path(path)) or path) if is_run else path
+    folder = typed_path(path)
+    is_run = (folder / "run.json").exists()
+    return (newest_checkpoint(folder) or folder) if is_run else folder
 
 
 def whole_of(part: RankPart) -> Path | None:

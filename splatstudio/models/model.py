@@ -33,6 +33,7 @@ from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
+from splatstudio.settings.setting import typed_path
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Model:
         return self._saved(path, None)
 
     def _saved(self, path: str | Path, form: Format | None) -> Path:
-        exported = write_model(self, Path(path), form=form)
+        exported = write_model(self, typed_path(path), form=form)
         for note in exported.notes:
             log.warning("%s", note)
         return exported.output
@@ -123,7 +124,7 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
     Raises ValueError, naming the file and the reason, when there is none or it is damaged; where `strict`,
     also for a file with splats that are left out, as a value of them is not finite.
     """
-    path = Path(path)
+    path = typed_path(path)
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
@@ -134,8 +135,8 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
         return replace(model, notes=(other.note, *model.notes))
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
-            f"{path} holds gsplat's checkpoints of {len(steps)} steps: name one file, or merge the ranks'"
-            f" with splatstudio merge {quote(str(path))} -o model.ply"
+            f"{path} holds gsplat's checkpoints of {_steps(len(steps))}: merge the parts of the ranks with"
+            f" splatstudio merge {quote(str(path))} -o model.ply, or name the file of a training of one rank"
         )
     if folder is None:
         scene = any((path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json"))
@@ -144,6 +145,10 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
             + ("; this is a scene, and its models are in the run folders, such as runs/NAME" if scene else "")
         )
     return model_of(load_checkpoint(folder))
+
+
+def _steps(num: int) -> str:
+    return "1 step" if num == 1 else f"{num} steps"
 
 
 def _shown_points(path: Path) -> Model:

@@ -30,6 +30,7 @@ from splatstudio.models.model import (
 )
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import test_names
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
 OTHER_FRAME = (
@@ -185,7 +186,8 @@ def _against(task: EvaluationTask, origin: Origin | None) -> ComparedWith:
         scene = scene or origin.scene_path
         downscale = downscale or origin.config.downscale
         test_every = origin.config.test_every if origin.is_ours else test_every
-        test_images = test_images or origin.config.test_images
+        own = origin.config.test_images
+        test_images = own if test_names(test_images) in (frozenset(), test_names(own)) else test_images
     if scene is None:
         raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
     return ComparedWith(scene.resolve(), downscale or 1, test_every, test_images)

@@ -81,7 +81,7 @@ def joined_sentence(checkpoint: Path, scene: Scene) -> str | None:
     """
     known = set(photos_of(read_manifest(checkpoint)))
     num = len(scene.photos.keys() - known) if known else 0
-    if num == 0:
+    if num == 0 or not known & scene.photos.keys():  # none of its own: it is another scene
         return None
     return f"{num} more photos have a pose now: the training that goes on takes them in, splats stay"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -68,7 +69,7 @@ class OptimConfig:
 class TrainConfig:
     """One training: what to optimize, how long, and what to write when."""
 
-    steps: int = setting(30_000, "Training steps.", 1, live=True)
+    steps: int = setting(30_000, "Training steps.", 1, 10**9, live=True)
     downscale: int = setting(1, "Divide the photos' width and height by this (area filter).", 1, 64)
     images: str = setting(
         "", "Folder of the photos, in the scene or elsewhere, where it is not the one its files name."
@@ -88,7 +89,7 @@ class TrainConfig:
     accumulate: int = setting(
         1, "Rounds of batch_size photos a step: as a larger batch_size, in less memory.", 1, 64
     )
-    seed: int = setting(42, "Seed of every random choice.")
+    seed: int = setting(42, "Seed of every random choice.", -(2**63), 2**63 - 1)
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
     sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
     sh_photos: float = setting(
@@ -182,6 +183,8 @@ def check(config: Any, path: str = "") -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if declared is None or isinstance(number, (bool, str)):
                 continue
+            if isinstance(number, float) and math.isinf(number):
+                raise ValueError(f"setting {name} is {number}, but must be a finite number")
             if declared.low is not None and not number >= declared.low:
                 raise ValueError(f"setting {name} is {number}, but must be at least {declared.low:g}")
             if declared.high is not None and not number <= declared.high:
@@ -361,12 +364,19 @@ def _names(cls: Any, path: str = "") -> list[str]:
     return names
 
 
+def test_names(test_images: Collection[str]) -> frozenset[str]:
+    """Return the names of the photos that are held out, which may be given one by one or by commas."""
+    return frozenset(name.strip() for item in test_images for name in item.split(",") if name.strip())
+
+
 def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> TrainConfig:
     """Return the settings with which a run goes on: its own, and of `FREE_ON_RESUME` those that were given.
 
     `given` are the dotted names of the settings of `asked` that the user named. Raises ValueError for one
     that differs from the run's and is not about when to stop, to evaluate and to save.
     """
+    if test_names(asked.test_images) == test_names(saved.test_images):
+        asked = dataclasses.replace(asked, test_images=saved.test_images)
     fixed = [name for name in differing(asked, saved) if name in given and name not in FREE_ON_RESUME]
     if fixed:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -63,6 +64,10 @@ def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> 
     """
     import msgspec  # here: a bare GPU machine measures the kernels without it
 
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's or torch's
+        value = value.item()
     try:
         return msgspec.convert(value, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
     except msgspec.ValidationError:

@@ -30,7 +30,14 @@ from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.rendering.sharded_view import by_round, camera_records
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
+from splatstudio.settings.config import (
+    TrainConfig,
+    changed,
+    check,
+    declaration,
+    test_names,
+    with_whole_paths,
+)
 from splatstudio.strategy.after_step import grow, with_lower_limit
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.make_strategy import make_strategy
@@ -241,7 +248,8 @@ class Trainer:
         if not self.num_gaussians > 0:
             raise TrainingDiverged(
                 f"all splats became transparent and were removed at step {index + 1}: the photos and"
-                " the cameras may not belong together; otherwise lower densify.prune_opacity"
+                f" the cameras may not belong together{_masks_may_hide(self.scene)}; otherwise lower"
+                f" {_LIMIT_OF_OPACITY.get(config.strategy, 'densify.prune_opacity')}"
             )
         self.step, self.whole = index + 1, True
         losses = made.result.losses
@@ -456,6 +464,17 @@ def _require_photos(scene: Scene) -> None:
         raise ValueError(f"{scene.path} has no photos to train on: all of them are test photos")
 
 
+# What a strategy removes splats by.
+_LIMIT_OF_OPACITY = {"mcmc": "mcmc.min_opacity", "fast": "fast.min_weight"}
+
+
+def _masks_may_hide(scene: Scene) -> str:
+    """Return what else may be wrong where photos have masks, a part of a sentence."""
+    if all(view.mask_path is None for view in scene.views):
+        return ""
+    return ", or the masks hide what they show (what is black in a mask does not count)"
+
+
 def _config_to_go_on(
     checkpoint: Checkpoint, scene: Scene, overrides: Mapping[str, Any], folder: Path
 ) -> TrainConfig:
@@ -477,7 +496,8 @@ def _config_to_go_on(
             f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
             " changed since; name the run's own scene, or start a new training"
         )
-    if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
+    same_photos = test_names(scene.test_images) == test_names(config.test_images)
+    if scene.test_every != config.test_every or not same_photos:
         raise ValueError(
             f"{folder} was trained with {_split(config)}, but {scene.path} was "
             f"loaded with {_split(scene)}: test photos would be trained on"

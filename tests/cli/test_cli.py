@@ -145,6 +145,10 @@ def test_resume_goes_on_to_a_later_step(
     assert code == 0 and "Nothing to do" in output and f"Resuming at step 70 from {run_dir}" in output
     code, output = command("train", run_dir)
     assert code == 2 and "is a run, not a scene: add --resume" in output
+    code, output = command("train", run_dir, "--resume", "--run", run_dir.with_name("other"))
+    assert code == 2 and "is a run, not a scene: omit --run to go on with it" in output
+    code, output = command("train", run_dir, "--resume", "--run", run_dir)
+    assert code == 0 and "Nothing to do" in output
 
 
 def test_resume_refuses_other_settings(run_dir: Path, command: CommandLine) -> None:

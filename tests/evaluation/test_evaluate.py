@@ -22,6 +22,7 @@ from splatstudio.evaluation.evaluate import (
     Measures,
     color_corrected,
     evaluate,
+    evaluation_from_json,
     measures_for,
     target_image,
     write_evaluation,
@@ -92,6 +93,23 @@ def test_what_a_mask_hides_does_not_count(truth: Gaussians, blob_folder: Path, t
     masked = evaluate(truth, scene)
     assert without.psnr < 20.0 and masked.psnr > 55.0 and masked.ssim > 0.999
     assert [score.name for score in masked.images] == ["view_01.png"]  # the other is hidden altogether
+    cv2.imwrite(str(folder / "masks" / "view_01.png"), np.zeros((40, 48), np.uint8))
+    with pytest.raises(ValueError, match=r"the masks of .*masked hide all of its test photos"):
+        evaluate(truth, load_scene(folder))
+
+
+def test_what_was_measured_of_the_same_pictures_stays_in_the_file(
+    truth: Gaussians, blob_scene: Scene, tmp_path: Path
+) -> None:
+    whole = evaluate(truth, blob_scene, measures=Measures(color_correct=True))
+    write_evaluation(tmp_path, 7, whole)
+    file = write_evaluation(tmp_path, 7, evaluate(truth, blob_scene))
+    again = evaluation_from_json(json.loads(file.read_text()))
+    assert again.psnr_corrected == whole.psnr_corrected
+    assert [score.psnr_corrected for score in again.images] == [s.psnr_corrected for s in whole.images]
+    other = replace(truth, sh0=truth.sh0 + 0.1)
+    file = write_evaluation(tmp_path, 7, evaluate(other, blob_scene))
+    assert evaluation_from_json(json.loads(file.read_text())).psnr_corrected is None, "of other pictures"
 
 
 def test_a_photo_with_alpha_is_put_over_the_background() -> None:

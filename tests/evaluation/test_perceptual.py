@@ -11,7 +11,7 @@ from scipy.ndimage import correlate1d, gaussian_filter
 from torch import Tensor
 
 from splatstudio.evaluation import evaluate as evaluation
-from splatstudio.evaluation.evaluate import measures_for
+from splatstudio.evaluation.evaluate import color_corrected, measures_for
 from splatstudio.evaluation.perceptual import MIN_SIDE, flip_error, ms_ssim
 from splatstudio.optimization.losses import psnr
 
@@ -100,6 +100,11 @@ def test_what_is_no_number_gives_none(photo: Tensor) -> None:
     broken[0, 0] = torch.nan
     assert math.isnan(flip_error(broken, photo))
     assert math.isnan(ms_ssim(broken, photo) or 0.0)
+    assert color_corrected(broken, photo).isnan().all()
+    mask = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
+    mask[0, 0] = False
+    assert flip_error(broken, photo, mask) == 0.0, "what is outside of the mask does not count"
+    assert color_corrected(broken, photo, mask)[1:].isfinite().all()
 
 
 def test_a_picture_without_room_for_five_scales_has_no_ms_ssim(photo: Tensor) -> None:

@@ -63,6 +63,9 @@ def test_missing_settings_take_their_defaults() -> None:
         ("densify.prune_opacity", 0.6, "setting densify.prune_opacity is 0.6, but must be at most 0.4"),
         ("densify.nothing", 1, "unknown setting 'densify.nothing'"),
         ("densify", 1, "unknown setting 'densify'"),
+        ("steps", 10**20, "setting steps is 100000000000000000000, but must be at most 1e+09"),
+        ("seed", 2**63, "setting seed is 9223372036854775808, but must be at most 9.22337e+18"),
+        ("init_scale", math.inf, "setting init_scale is inf, but must be a finite number"),
         ("steps.more", 1, "unknown setting 'steps.more'"),
     ],
 )

@@ -25,6 +25,7 @@ from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advic
 from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.leaving import Leaving
 from splatstudio.gui.state.project import Project, on_devices, open_project
 from splatstudio.gui.state.status import Choice, Notice, Status
 from splatstudio.gui.state.stream import Viewport
@@ -107,6 +108,7 @@ class Studio:
         self._network, self._token = network, network.new_token()
         self._gated = open_server(network, token=self._token)
         self._request: StopRequest | None = None  # to end, that is waited for
+        self._left_by: Path | None = None  # the run that was saved for it before
         self._again = self.goes_on = self.has_home = self.goes_home = False
         self._photos: PhotosPanel | None = None
         self._comparison: RunComparison | None = None
@@ -117,6 +119,7 @@ class Studio:
         self._news = News(self._server, changed)
         after_callbacks(self._server, changed, self._news.tell_failure)
         self.controller = new_controller(project, self._news.tell)
+        self._leaving = Leaving(self.controller, self._not_left)
         self._tasks = TaskBoard(self.controller, self._news.tell, changed)
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if project.path.is_file() else "+z")
@@ -172,8 +175,7 @@ class Studio:
         `goes_on` says from then on whether a training shall go on.
         """
         self._again, self.goes_on = True, self.controller.status.state in _AT_WORK
-        if self._request is not None:
-            self._request.let_go()
+        self._leave()
 
     def offer_home(self) -> None:
         """Show a button to the start page: who calls this shows that page when the studio `goes_home`."""
@@ -183,8 +185,21 @@ class Studio:
     def go_home(self) -> None:
         """Let `run_forever` save and end, so that the start page comes in the place of this studio."""
         self.goes_home = True
+        self._leave()
+
+    def stay(self) -> None:
+        """Take back that the studio is to be left, as long as it is there."""
+        self._again = self.goes_home = False
+        self._leaving.stay()
+
+    def _not_left(self, notice: Notice) -> None:
+        self._again = self.goes_home = False
+        self._news.tell(notice)
+
+    def _leave(self) -> None:
         if self._request is not None:
-            self._request.let_go()
+            self._left_by = self.controller.project.run_dir if self.controller.unsaved else None
+            self._leaving.begin(self._request.let_go)
 
     @property
     def address(self) -> TakenOver:
@@ -215,7 +230,7 @@ class Studio:
                     # Whatever the save in progress had come to: the disk tells.
                     print(for_terminal(saved_sentence(run_dir, controller.status.step)), flush=True)
                 raise
-            if unsaved and run_dir is not None:
+            if run_dir is not None and (unsaved or run_dir == self._left_by):
                 print(for_terminal(last_words(controller.status, controller.last_saved, run_dir)))
         self.goes_home = self.goes_home and not request
         return self._again and not request
@@ -252,7 +267,7 @@ class Studio:
         add_view_keys(page.hotkeys, self._first_view)
         add = self._refresher.add
         add(StatusPanel(page))
-        add(HomeBar(page, self.go_home, lambda: self.has_home))
+        add(HomeBar(page, self.go_home, self.stay, lambda: self.has_home))
         tabs = gui.add_tab_group()
         if project.can_train:
             with tabs.add_tab("Train") as tab:

@@ -355,10 +355,12 @@ def part_html(part: RankPart) -> str:
 class HomeBar(Panel):
     """The way back to the start page, which asks once where that ends a training or a task."""
 
-    def __init__(self, page: Page, go_home: Callable[[], None], offered: Callable[[], bool]):
-        """Call `go_home` when it is wanted; the button is there while it is `offered`."""
+    def __init__(
+        self, page: Page, go_home: Callable[[], None], stay: Callable[[], None], offered: Callable[[], bool]
+    ):
+        """Call `go_home` when it is wanted, `stay` when not any more; the button is there while `offered`."""
         super().__init__(page)
-        self._go_home, self._asked = go_home, False
+        self._go_home, self._take_back, self._asked = go_home, stay, False
         hint = "Closes what is open, and shows runs, scenes and folders again. What is unsaved is saved."
         home = self.button("Start page", lambda _: self._press(), visible=False, hint=hint)
         asks = "This ends what is at work. A training is saved and stopped; open its run to resume it."
@@ -384,6 +386,7 @@ class HomeBar(Panel):
 
     def _stay(self) -> None:
         self._asked = False
+        self._take_back()
 
 
 class StatusPanel(Panel):

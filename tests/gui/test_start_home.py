@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from gate_client import get
-from gui_parts import as_user
+from gui_parts import as_user, wait_until
 from start_visitor import ANY_PORT, Visitor
 
 from splatstudio.cli import start
@@ -17,6 +18,9 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.server.access import STILL_HERE
 from splatstudio.gui.server.start_page import StartPage
 from splatstudio.gui.server.start_views import StartContent
+from splatstudio.gui.state.leaving import NOT_SAVED, Leaving
+from splatstudio.gui.state.status import Notice
+from splatstudio.runtime.messages import StateChanged, Stop
 from splatstudio.training.device_options import AS_FOUND
 
 
@@ -33,20 +37,46 @@ def press(bar: HomeBar, label: str) -> None:
 def test_nobody_is_asked_where_nothing_trains(page: Page) -> None:
     cast(Any, page.controller).unsaved = cast(Any, page.controller).can_order = False
     went: list[bool] = []
-    press(HomeBar(page, lambda: went.append(True), lambda: True), "Start page")
+    press(HomeBar(page, lambda: went.append(True), lambda: went.clear(), lambda: True), "Start page")
     assert went == [True]
 
 
 def test_a_training_is_ended_only_by_who_says_so(page: Page) -> None:
     cast(Any, page.controller).unsaved, cast(Any, page.controller).can_order = False, True
     went: list[bool] = []
-    bar = HomeBar(page, lambda: went.append(True), lambda: True)
+    bar = HomeBar(page, lambda: went.append(True), lambda: went.clear(), lambda: True)
     press(bar, "Start page")
     press(bar, "Stay here")
     assert went == []
     press(bar, "Start page")
     press(bar, "Save and go to the start page")
     assert went == [True]
+
+
+def test_a_studio_is_left_when_its_training_is_saved_and_stays_where_it_cannot_be(
+    notices: list[Notice],
+) -> None:
+    controller, left = cast(Any, SimpleNamespace(unsaved=True)), list[str]()
+    sent, heard = list[object](), list[Any]()
+    controller.send, controller.listen = sent.append, heard.append
+    leaving = Leaving(controller, notices.append)
+    leaving.begin(lambda: left.append("at once"))
+    assert sent == [Stop()] and left == []
+    heard[0](StateChanged("paused", unsaved=True))
+    assert notices == [NOT_SAVED] and "is kept: make room" in notices[0].text
+    heard[0](StateChanged("paused", unsaved=True))  # of a Save of the user's own
+    assert len(notices) == 1
+    controller.unsaved = False
+    time.sleep(0.3)
+    assert left == [], "who could not leave then does not later, by itself"
+    controller.unsaved = True
+    leaving.begin(lambda: left.append("first"))
+    leaving.stay()
+    leaving.begin(lambda: left.append("second"))
+    controller.unsaved = False
+    wait_until(lambda: left == ["second"])
+    leaving.begin(lambda: left.append("third"))
+    assert left == ["second", "third"], "where nothing is unsaved it is at once"
 
 
 def test_the_next_studio_comes_at_the_same_address_and_its_run_is_its_own(

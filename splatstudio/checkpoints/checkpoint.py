@@ -515,9 +515,10 @@ def _sweep(parent: Path) -> None:
 
 def _require_space(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
-    if not free > 1.05 * num_bytes:
+    needed = 1.05 * num_bytes
+    if not free > needed:
         kept = "; the earlier checkpoints are still good" if any(folder.glob("step_*")) else ""
         raise OSError(
-            f"no checkpoint was written: it needs {num_bytes / 1e6:.0f} MB, and {folder} has"
-            f" {free / 1e6:.0f} MB free{kept}"
+            f"no checkpoint was written: it needs {needed / 1e6:.1f} MB, and {folder} has"
+            f" {free / 1e6:.1f} MB free{kept}"
         )

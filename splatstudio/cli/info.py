@@ -15,7 +15,7 @@ from rich.table import Table
 
 from splatstudio.cli.poses import out_of_archive
 from splatstudio.cli.terminal import console, print_part, print_rows, print_scene, print_table
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, newest_step
 from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.scene.describe import scene_values
 from splatstudio.scene.layout import pose_files
@@ -160,7 +160,7 @@ def _progress_of(run: Run) -> dict[str, Any]:
     scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), {})
     planned = (row["value"] for row in reversed(rows) if row.get("setting") == "steps")
     return {
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": max(rows[-1]["step"] if rows else 0, newest_step(run.path) or 0),
         "planned_steps": next(planned, run.config.steps),
         "psnr": scored.get("test_psnr"),
         "ssim": scored.get("test_ssim"),

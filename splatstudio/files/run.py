@@ -298,8 +298,7 @@ def _locked(path: Path) -> tuple[int, bool]:
                 time.sleep(0.05)
                 continue
             raise ValueError(
-                f"the run {path.parent} is in use by {holder}: end that, or train into another"
-                " folder with --run"
+                f"the run {path.parent} is in use by {holder}: end that first, or take another run"
             ) from error
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_LOCKS:

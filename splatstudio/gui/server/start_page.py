@@ -72,6 +72,7 @@ _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
 _LIST_BYTES = 4 << 20  # of the list of files that are dropped; their blocks are smaller
+_TOLD_SECONDS = 30.0  # for which what failed is told again
 _SILENT_SECONDS = 60.0  # of a browser that copies files
 _LOOK_SECONDS = 0.5  # whether the page has ended meanwhile
 _BACK = '<p><a href="/">Back to the start page</a>'
@@ -111,6 +112,7 @@ class StartPage(PassedOn):
         self._opening = ""
         self._progress = ""  # of what is being opened
         self._told = Told()
+        self._shown, self._shown_at = self._told, 0.0  # what was told last, and since when
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
@@ -269,7 +271,12 @@ class StartPage(PassedOn):
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
             content, told = self._content, self._told
             if path == "/":
-                self._told = Told() if told.good else told  # what was done is told once
+                # What was done is told once; what failed also to who comes a little later, as after a reload.
+                if told is not self._shown:
+                    self._shown, self._shown_at = told, time.monotonic()
+                late = time.monotonic() - self._shown_at > _TOLD_SECONDS
+                told = Told() if late else told
+                self._told = Told() if told.good or late else self._told
         if path == "/":
             page = front_page(content, self._key, told, partial(_has_others, content=content))
             return html_response(HTTPStatus.OK, page)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,15 +26,22 @@ def after_callbacks(
 ) -> None:
     """Call `ended` after each callback of the page, in its thread, and `failed` with what ended one.
 
-    viser itself prints an error and no more. Coroutines are not meant: they run on viser's event loop.
+    viser itself prints an error and no more; of what a user or a disk did it hears nothing, as a sentence on
+    the page says all. Coroutines are not meant: they run on viser's event loop.
     """
     pool = server._thread_executor
     submit = pool.submit
 
     def submit_and_tell(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = submit(function, *args, **kwargs)
+        future = submit(partial(unless_refused, function), *args, **kwargs)
         future.add_done_callback(tell_of)
         return future
+
+    def unless_refused(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            failed(error)
 
     def tell_of(future: Future[Any]) -> None:
         error = None if future.cancelled() else future.exception()

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
-from splatstudio.error_text import first_of
+from splatstudio.error_text import as_sentence, first_of
 from splatstudio.files.run import Run, is_run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
@@ -245,7 +245,7 @@ def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collec
 def _notes_on_other(other: OtherOutput) -> tuple[str, ...]:
     scene = scene_of_output(other.file)
     known = () if scene is None else (f"It was trained on {scene.path}: `splatstudio eval` compares them.",)
-    return (f"{other.note[0].upper()}{other.note[1:]}.", *known)
+    return (as_sentence(other.note), *known)
 
 
 def _notes_on_part(path: Path) -> tuple[str, ...]:

@@ -97,7 +97,11 @@ class PoseFiles:
             return max(num_registered(model) for model in self.models)
         name = "transforms.json" if self.format == "transforms.json" else "transforms_train.json"
         try:
-            return len(json.loads(read_input(self.folder / name))["frames"])
+            frames = json.loads(read_input(self.folder / name))["frames"]
+            listed = {str(frame["file_path"]) for frame in frames}
+            # Not all that are listed may be there; where none is at its path, they are found elsewhere.
+            there = sum((self.folder / path).is_file() for path in listed)
+            return there or len(listed)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return 0
 

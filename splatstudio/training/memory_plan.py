@@ -180,10 +180,13 @@ def splats_chosen(config: TrainConfig, scene: Scene) -> int | None:
 
 
 def splats_wanted(config: TrainConfig, scene: Scene) -> int:
-    """Return how many Gaussians a training comes to at most, by its settings and its strategy's limit."""
+    """Return how many Gaussians a training comes to at most, by its settings and its strategy's limit.
+
+    It may begin with more than its strategy chooses: with the scene's points, or so many at random.
+    """
     limit = config.densify.max_gaussians
-    chosen = splats_chosen(config, scene)
-    return max(limit if chosen is None else chosen, min(len(scene.points), limit))
+    chosen, first = splats_chosen(config, scene), len(scene.points) or config.init_random
+    return max(limit if chosen is None else chosen, min(first, limit))
 
 
 def fitted(

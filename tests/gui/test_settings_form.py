@@ -300,6 +300,13 @@ def test_a_preset_leaves_what_the_user_asked_for(
     assert controller.status.total_steps == 77
 
 
+def test_a_preset_counts_those_that_a_scene_without_points_begins_with(blob_scene: Scene) -> None:
+    without = replace(blob_scene, points=blob_scene.points[:0], colors=blob_scene.colors[:0])
+    config = PRESETS["mcmc"].apply(TrainConfig())
+    assert "at most 20,000 splats." in preset_html("mcmc", config, without)
+    assert splats_wanted(config, without) == 20_000 > splats_wanted(config, blob_scene)
+
+
 def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photos_as_chosen(blob_folder: Path) -> None:
     half = load_scene(blob_folder, downscale=2)
     for scene in (half, load_scene(blob_folder)):

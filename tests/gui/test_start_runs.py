@@ -86,6 +86,9 @@ def test_a_run_that_is_trained_stays(page: StartPage, folder: Path, monkeypatch:
     for deed in ("delete", "rename"):
         assert visitor.ask("/run", do=deed, name="x", key=visitor.key, folder="runs/two")[0] == 303
         assert "is in use by process" in visitor.get()[1]
+    assert "is in use by process" in visitor.get()[1], "also after a reload"
+    monkeypatch.setattr("splatstudio.gui.server.start_page._TOLD_SECONDS", 0.0)
+    assert "is in use by process" not in visitor.get()[1], "but not for ever"
     lock.release()
     assert (folder / "runs" / "two" / "run.json").exists()
 

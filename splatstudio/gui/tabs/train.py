@@ -23,7 +23,7 @@ from splatstudio.settings.config import TrainConfig, declaration, value_of
 from splatstudio.settings.presets import PRESETS, nearest_preset, switched_off
 from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
-from splatstudio.training.memory_plan import splats_chosen
+from splatstudio.training.memory_plan import splats_chosen, splats_wanted
 from splatstudio.training.plateau import evaluation_interval
 
 DOWNSCALES = (1, 2, 4, 8)
@@ -375,9 +375,17 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     preset = PRESETS[name]
     own = preset.changes(config)
     changes = f" Changed: {', '.join(own)}." if own else ""
-    chosen = splats_chosen(config, scene.resized(config.downscale))
-    number = "" if chosen is None else f" With these photos it makes at most {chosen:,} splats."
+    most = _most_splats(config, scene)
+    number = "" if most is None else f" With these photos it makes at most {most:,} splats."
     return note_html(preset.description + number + changes, mark="preset")
+
+
+def _most_splats(config: TrainConfig, scene: Scene | None) -> int | None:
+    """Return how many splats there are at most where the strategy chooses that, else None."""
+    if scene is None:
+        return None
+    small = scene.resized(config.downscale)
+    return None if splats_chosen(config, small) is None else splats_wanted(config, small)
 
 
 def settings_html(controller: Controller) -> str:
@@ -412,7 +420,7 @@ def settings_html(controller: Controller) -> str:
 def most_splats(config: TrainConfig, scene: Scene | None) -> str:
     """Return how many splats a training makes at most, and why where that is fewer than are allowed."""
     most = config.densify.max_gaussians
-    chosen = None if scene is None else splats_chosen(config, scene.resized(config.downscale))
+    chosen = _most_splats(config, scene)
     if chosen is None or chosen >= most:
         return f"{most:,}"
     return f"{chosen:,}, chosen by the photos; {most:,} are allowed"

@@ -205,7 +205,7 @@ STRATEGIES = (
     Mutant(
         "fast never thins out",
         "splatstudio/strategy/fast.py",
-        "return self.config.densify.enabled and (step == self.thin_step or self._owes)",
+        "return self.config.densify.enabled and (step == self.thin_step or self.owes)",
         "return False",
         ("tests/strategy/test_fast.py::test_what_no_photo_of_all_needs_goes_when_all_are_asked",),
     ),
@@ -494,8 +494,8 @@ FILES = (
     Mutant(
         "SPZ's sizes are off by one",
         "splatstudio/formats/spz.py",
-        "rounded(16.0 * (part.scales + 10.0), 0, 255)",
-        "rounded(16.0 * (part.scales + 9.0), 0, 255)",
+        "rounded(LOG_SCALE_STEPS * (part.scales + LOG_SCALE_SHIFT), 0, 255)",
+        "rounded(LOG_SCALE_STEPS * (part.scales + 9.0), 0, 255)",
         ("tests/formats/test_formats.py::test_there_and_back",),
     ),
     Mutant(
@@ -535,8 +535,8 @@ REST = (
     Mutant(
         "a mask shows what it should hide",
         "splatstudio/scene/photo.py",
-        "mask = (pixels[..., :3].max(axis=2) > 0)",
-        "mask = (pixels[..., :3].max(axis=2) == 0)",
+        "np.any(channels[..., :num_colors] > 0, axis=2)",
+        "np.any(channels[..., :num_colors] == 0, axis=2)",
         ("tests/scene/test_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
     ),
     Mutant(

@@ -23,6 +23,7 @@ import psutil
 
 WINDOWS = sys.platform == "win32"
 LINUX = sys.platform == "linux"
+_GROUPS = Path("/sys/fs/cgroup")
 
 if sys.platform == "win32":
     import msvcrt
@@ -210,8 +211,6 @@ def num_processors() -> int:
 def give_way(niceness: int) -> None:
     """Let other programs come first; Windows knows one step of it."""
     if sys.platform == "win32":
-        import psutil
-
         psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
     else:
         os.nice(niceness)
@@ -232,8 +231,6 @@ def set_thread_niceness(thread: int, niceness: int) -> None:
 def peak_memory() -> int:
     """Return the most bytes of memory that this process has had."""
     if sys.platform == "win32":
-        import psutil
-
         return psutil.Process().memory_info().peak_wset
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -272,8 +269,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         return
     import threading
-
-    import psutil
 
     parent = psutil.Process(os.getppid())
 
@@ -371,15 +366,10 @@ def take_port_again(listener: socket.socket) -> None:
 
 def loopback() -> str:
     """Return what this system calls the network that stays within the machine, as gloo and NCCL want it."""
-    import psutil
-
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
     return "lo"
-
-
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_limit() -> int:

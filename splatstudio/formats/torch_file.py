@@ -30,6 +30,11 @@ from splatstudio.formats.model_arrays import (
 from splatstudio.formats.quantize import sh0_of
 from splatstudio.gaussians.gaussians import Gaussians
 
+# The order of the state that the original trainer's model returns for saving; statistics and Adam's follow.
+INRIA_ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")
+# The names of nerfstudio's parameters behind "_model.", in versions before 1.1 without "gauss_params.".
+NERFSTUDIO_NAMES = {"sh0": "features_dc", "shN": "features_rest"}
+NERFSTUDIO_PREFIXES = ("_model.gauss_params.", "_model.")
 # What a damaged or hostile pickle makes torch's restricted unpickler raise.
 DAMAGE = (
     pickle.UnpicklingError,
@@ -169,30 +174,21 @@ def splats_of_gsplat(path: Path, content: Mapping[str, Any]) -> SplatFile:
     return splats_of_tensors(path, splats, step if type(step) is int else None)
 
 
-# The order of the state that its model returns for saving; statistics and the optimizer's state follow.
-ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")
-
-
 def is_inria_checkpoint(content: Any) -> bool:
     """Return whether what torch.save wrote is a checkpoint of the original trainer."""
     return (
         isinstance(content, tuple)
         and len(content) == 2
         and isinstance(content[0], tuple)
-        and len(content[0]) >= len(ORDER)
+        and len(content[0]) >= len(INRIA_ORDER)
         and isinstance(content[0][0], int)
     )
 
 
 def splats_of_inria(path: Path, content: Any) -> SplatFile:
     """Return what a checkpoint holds that was read from `path`; ValueError when it is not whole."""
-    state: dict[str, Any] = dict(zip(ORDER, content[0], strict=False))
+    state: dict[str, Any] = dict(zip(INRIA_ORDER, content[0], strict=False))
     return splats_of_tensors(path, state)
-
-
-# The parameters' names behind "_model.", in versions before 1.1 without "gauss_params.".
-NAMES = {"sh0": "features_dc", "shN": "features_rest"}
-PREFIXES = ("_model.gauss_params.", "_model.")
 
 
 def is_nerfstudio_checkpoint(content: Any) -> bool:
@@ -206,13 +202,13 @@ def splats_of_nerfstudio(path: Path, content: Mapping[str, Any]) -> SplatFile:
     Raises ValueError for a checkpoint of another method than splatfacto, and where a tensor is wrong.
     """
     pipeline = content["pipeline"]
-    prefix = next((each for each in PREFIXES if f"{each}means" in pipeline), None)
+    prefix = next((each for each in NERFSTUDIO_PREFIXES if f"{each}means" in pipeline), None)
     if prefix is None:
         raise ValueError(
             f"{path} is a checkpoint of nerfstudio's, but not of its splatfacto: it has no splats"
         )
     wanted = ("means", "quats", "scales", "opacities", "sh0", "shN")
-    found = {name: pipeline.get(prefix + NAMES.get(name, name)) for name in wanted}
+    found = {name: pipeline.get(prefix + NERFSTUDIO_NAMES.get(name, name)) for name in wanted}
     tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
     for name in ("sh0", "shN"):
         if isinstance(tensors.get(name), torch.Tensor) and tensors[name].ndim == 2:

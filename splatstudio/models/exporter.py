@@ -185,7 +185,9 @@ def write_model(
     page = page_view(model, np.linalg.inv(transform), request.first, title=request.title)
     extras = FileExtras(model.step, model.options.antialiased, normals, page)
     write_gaussians(output, gaussians, extras, form=form)
-    notes = [*not_kept(model.options, form), *rounded_in_file(gaussians, form)]
+    notes = [*not_kept(model.options, form), *form.rounds(gaussians)]
+    if form.has_sizes and not knows_no_scene(model.transform):  # else they came from such coordinates
+        notes += coarse_splats(gaussians)
     if request.cameras is not None:
         try:
             notes += write_refined(model, request.cameras, request.photos, upright=request.upright)
@@ -239,17 +241,16 @@ def page_view(
     return PageView(upright, camera, title=title, background=background)
 
 
-def rounded_in_file(gaussians: Gaussians, form: Format) -> list[str]:
-    """Return a sentence on each thing that a file of `form` rounds so much that it is seen."""
-    sentences: list[str] = []
-    if not form.has_sizes or not len(gaussians):
-        return sentences
+def coarse_splats(gaussians: Gaussians) -> list[str]:
+    """Return a sentence where files keep coordinates as large as these so coarsely that it is seen."""
+    if not len(gaussians):
+        return []
     farthest = float(gaussians.means.detach().abs().max())
     step = float(np.spacing(np.float32(farthest)))
     size = math.exp(float(gaussians.scales.detach().mean(dim=1).median()))
-    if step > COARSE_STEP * size:
-        sentences.append(coarse_coordinates(farthest, step, f"a splat has a size of {size:.2g}"))
-    return sentences + form.rounds(gaussians)
+    if not step > COARSE_STEP * size:
+        return []
+    return [coarse_coordinates(farthest, step, f"a splat has a size of {size:.2g}")]
 
 
 def coarse_coordinates(farthest: float, step: float, beside: str) -> str:

@@ -21,7 +21,7 @@ from splatstudio.files.outputs import make_folder
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 from splatstudio.operating_system import give_way
-from splatstudio.runtime.fork_server import process_context, signals_held
+from splatstudio.runtime.fork_server import guarded_start, process_context
 from splatstudio.runtime.stop_signals import hear_sigterm
 from splatstudio.surfaces.make_mesh import WrittenMesh, mesh_of_task
 from splatstudio.surfaces.mesh_options import MeshTask
@@ -117,7 +117,7 @@ class FileWorker:
             )
             self._task, self._cancelled, self.progress = task, False, TaskProgress(0, 0, "starting")
             try:
-                with signals_held():
+                with guarded_start():
                     process.start()
                 thread.start()
             except BaseException:  # there are no more processes or threads: the next task may find some

@@ -39,7 +39,7 @@ def begin_fork_server(*, several: bool) -> None:
     if process_context(several=several).get_start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        with signals_held():
+        with guarded_start():
             forkserver.ensure_running()
 
 
@@ -50,13 +50,12 @@ def _has_room_for_a_socket() -> bool:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Keep the stop signals from what is started in here, and the program that starts it.
+def guarded_start() -> Iterator[None]:
+    """Start processes in here: they get neither the stop signals nor the program that starts them.
 
-    Each signal may reach every process of a group.
-
-    The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
-    is closed themselves, and hear SIGTERM from `leave_when_told` on.
+    Each signal may reach every process of a group. The fork server would end by any, and every rank with it,
+    unsaved. Ranks ignore Ctrl-C and a terminal that is closed themselves, and hear SIGTERM from
+    `leave_when_told` on.
     """
     if not WINDOWS:
         from multiprocessing import resource_tracker

@@ -15,7 +15,7 @@ from splatstudio.error_text import first_line
 from splatstudio.files.leftovers import clear_leftovers
 from splatstudio.operating_system import hold
 from splatstudio.runtime.channel.broadcast import meet
-from splatstudio.runtime.fork_server import process_context, signals_held
+from splatstudio.runtime.fork_server import guarded_start, process_context
 from splatstudio.runtime.launched import LaunchedRank, cores_for_rank
 from splatstudio.runtime.root_cause import is_of_a_peer, read_report, write_report
 from splatstudio.runtime.stop_signals import hear_sigterm, outlive_the_terminal
@@ -83,7 +83,7 @@ def _started(task: MeshTask, devices: RankDevices, folder: Path) -> list[BasePro
             helper: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_help, args=(theirs, task, devices, rank, folder), daemon=True
             )
-            with signals_held():
+            with guarded_start():
                 helper.start()
             helpers.append(helper)
             theirs.close()

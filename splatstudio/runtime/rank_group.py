@@ -20,7 +20,7 @@ import psutil
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.operating_system import hold
 from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
-from splatstudio.runtime.fork_server import process_context, signals_held
+from splatstudio.runtime.fork_server import guarded_start, process_context
 from splatstudio.runtime.heartbeat import Heartbeats, Silence
 from splatstudio.runtime.messages import Job
 from splatstudio.runtime.root_cause import RankEnd, read_report
@@ -108,7 +108,7 @@ class RankGroup:
             # Also where nobody closes this, as when the studio ends by an error; what is in use stays.
             self._let_go = weakref.finalize(self, _remove_empty, self._folder, hold(self._folder))
             self._processes = self._new_processes(self._slots.file, self._folder)
-            with signals_held():
+            with guarded_start():
                 for process in self._processes:
                     process.start()
                     self._identities += _identity(process.pid)

@@ -20,7 +20,7 @@ from splatstudio.error_text import first_line
 from splatstudio.files.inputs import can_be_path, open_input, read_input, sha256_of
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.operating_system import put_in_place
-from splatstudio.scene.capture import IMAGE_SUFFIXES, is_apples
+from splatstudio.scene.capture import IMAGE_SUFFIXES, is_apple_double
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -159,7 +159,11 @@ def _unpack(path: Path, folder: Path) -> None:
             if len(files) == MOST_FILES:
                 raise ValueError(f"{path} holds more than {MOST_FILES:,} files: unpack it yourself")
             place = _place(path, entry.name)
-            if entry.open is not None and place.parts[:1] != ("__MACOSX",) and not is_apples(place.name):
+            if (
+                entry.open is not None
+                and place.parts[:1] != ("__MACOSX",)
+                and not is_apple_double(place.name)
+            ):
                 files.append((entry, place))
         if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
             raise ValueError(

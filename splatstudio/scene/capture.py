@@ -71,7 +71,7 @@ class ImageFolder:
                 if not deep:
                     below.clear()
                 for name in sorted(names):
-                    if is_apples(name):
+                    if is_apple_double(name):
                         continue
                     path = Path(root, name)
                     relative = as_utf8(path.relative_to(folder).as_posix())
@@ -107,8 +107,8 @@ class ImageFolder:
         return None
 
 
-def is_apples(name: str) -> bool:
-    """Return whether a file holds what macOS notes of another one, as "._0001.jpg", where that is copied."""
+def is_apple_double(name: str) -> bool:
+    """Return whether a file is of AppleDouble, as "._0001.jpg": what macOS keeps of a file that it copies."""
     return name.startswith("._")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
 
+KEPT_FRAME = "frame.json"  # in the folder of a COLMAP model
 MIN_RADIUS = 0.01  # of the points' distance: cameras closer together than that stand at one point
 
 
@@ -144,9 +145,6 @@ def rotation_to_z(up: np.ndarray) -> np.ndarray:
     return np.array([[1 - k * x * x, -k * x * y, -x], [-k * x * y, 1 - k * y * y, -y], [x, y, z]])
 
 
-FILE = "frame.json"
-
-
 @dataclass(frozen=True)
 class KeptFrame:
     """What stays when poses are estimated again, in the coordinates of before.
@@ -180,7 +178,7 @@ def read_kept_frame(model: Path) -> KeptFrame | None:
     """
     import msgspec  # not on every machine that measures the kernels alone
 
-    file = model / FILE
+    file = model / KEPT_FRAME
     try:
         return msgspec.json.decode(read_input(file), type=KeptFrame)
     except FileNotFoundError:
@@ -196,4 +194,4 @@ def write_kept_frame(model: Path, frame: KeptFrame) -> None:
     """Write the file; OSError where that is not possible."""
     import msgspec  # not on every machine that measures the kernels alone
 
-    write_durably(model / FILE, msgspec.json.encode(frame) + b"\n")
+    write_durably(model / KEPT_FRAME, msgspec.json.encode(frame) + b"\n")

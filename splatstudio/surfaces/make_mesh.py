@@ -214,7 +214,8 @@ def mesh_of_model(
     accuracy = quality.point_scores(mesh, _points_within_reach(facts, survey))
     styled = _styled(colored.mesh, facts, survey, options, photos, on_progress)
     mesh, placed = _placed(model, styled, upright=upright)
-    facts = replace(facts, notes=(*facts.notes, *_coarse(mesh, grid.voxel_size * placed)))
+    if not knows_no_scene(model.transform):
+        facts = replace(facts, notes=(*facts.notes, *_coarse(mesh, grid.voxel_size * placed)))
     return MadeMesh(mesh, _report(mesh, colored, facts, accuracy, placed), shown_mesh(colored.mesh))
 
 

@@ -98,6 +98,8 @@ def test_coordinates_that_are_too_large_for_the_details_are_told(tmp_path: Path)
             r" a size of [\d.]+: with --upright \(in the studio: Align upright\) no detail is lost\.",
             note,
         )
+    alone = Model(transformed(model(60), np.linalg.inv(FAR_AWAY)))
+    assert write_model(alone, tmp_path / "a.ply").notes == (), "it lost that before it was opened"
     # Nobody sees a page's coordinates.
     assert write_model(there, tmp_path / "a.html").notes == ()
     assert write_model(Model(model(60), np.diag([0.5] * 3 + [1.0])), tmp_path / "a.ply").notes == ()

@@ -18,7 +18,7 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.server.access import STILL_HERE
 from splatstudio.gui.server.start_page import StartPage
 from splatstudio.gui.server.start_views import StartContent
-from splatstudio.gui.state.leaving import NOT_SAVED, Leaving
+from splatstudio.gui.state.leaving import DIED, NOT_SAVED, Leaving
 from splatstudio.gui.state.status import Notice
 from splatstudio.runtime.messages import StateChanged, Stop
 from splatstudio.training.device_options import AS_FOUND
@@ -70,6 +70,9 @@ def test_a_studio_is_left_when_its_training_is_saved_and_stays_where_it_cannot_b
     time.sleep(0.3)
     assert left == [], "who could not leave then does not later, by itself"
     controller.unsaved = True
+    leaving.begin(lambda: left.append("of a process that dies"))
+    heard[0](StateChanged("restarting"))
+    assert notices[1:] == [DIED]
     leaving.begin(lambda: left.append("first"))
     leaving.stay()
     leaving.begin(lambda: left.append("second"))

@@ -13,7 +13,7 @@ from textured_rooms import ring, table_with_boxes, write_photos
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.poses.store import PoseStore
 from splatstudio.scene.load import load_scene
-from splatstudio.scene.normalize import FILE
+from splatstudio.scene.normalize import KEPT_FRAME
 from splatstudio.scene.scene import Scene
 
 NUM, FIRST = 12, 8
@@ -74,13 +74,13 @@ def test_other_poses_are_told_and_get_a_frame_of_their_own(tmp_path: Path) -> No
     write_photos(folder, table_with_boxes(500), ring(20)[4:9], scale=0.75)
     report = estimate_poses(folder)
     assert any("differ from those of before" in note for note in report.notes)
-    assert not (PoseStore(folder).sparse / "0" / FILE).exists()
+    assert not (PoseStore(folder).sparse / "0" / KEPT_FRAME).exists()
 
 
 def test_a_damaged_frame_is_named(joined: tuple[Path, Path, Scene], tmp_path: Path) -> None:
     folder = shutil.copytree(joined[0], tmp_path / "copy", symlinks=True)
     for damage in (b"{", b'{"transform": [[1]], "batches": []}', b'{"transform": 3, "batches": [["a"]]}'):
-        (PoseStore(folder).sparse / "0" / FILE).write_bytes(damage)
+        (PoseStore(folder).sparse / "0" / KEPT_FRAME).write_bytes(damage)
         with pytest.raises(ValueError, match=r"frame\.json is damaged: delete it"):
             load_scene(folder)
 

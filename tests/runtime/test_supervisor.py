@@ -285,10 +285,10 @@ def test_no_stop_signal_ends_the_fork_server() -> None:
     script = """
 import multiprocessing, multiprocessing.forkserver as server
 from pathlib import Path
-from splatstudio.runtime.fork_server import signals_held
+from splatstudio.runtime.fork_server import guarded_start
 multiprocessing.set_forkserver_preload([])
 process = multiprocessing.get_context("forkserver").Process(target=int)
-with signals_held():
+with guarded_start():
     process.start()
 status = Path(f"/proc/{server._forkserver._forkserver_pid}/status").read_text()
 blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from splatstudio.gui.state.controller import Controller
@@ -10,6 +11,11 @@ from splatstudio.gui.state.status import Notice
 from splatstudio.runtime import messages
 
 POLL_SECONDS = 0.1  # a training may end by itself, without a word on it
+DIED = Notice(
+    "The page stays",
+    "The background process ended while it saved, and goes on from the newest checkpoint: leave once it has.",
+    bad=True,
+)
 NOT_SAVED = Notice(
     "The page stays",
     "The training could not be saved, and its model is kept: make room on the disk, save again, then leave.",
@@ -49,16 +55,16 @@ class Leaving:
             self._tries, self._waits = self._tries + 1, False
 
     def _wait(self, number: int, leave: Callable[[], object]) -> None:
-        never = threading.Event()
         while self._controller.unsaved and self._tries == number:
-            never.wait(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         with self._lock:
             if self._tries == number:
                 self._waits = False
                 leave()
 
     def _follow(self, event: messages.Event) -> None:
-        failed = isinstance(event, messages.StateChanged) and (event.unsaved or event.state == "restarting")
-        if failed and self._waits:
+        died = isinstance(event, messages.StateChanged) and event.state == "restarting"
+        failed = isinstance(event, messages.StateChanged) and event.unsaved
+        if self._waits and (died or failed):
             self.stay()
-            self._tell(NOT_SAVED)
+            self._tell(DIED if died else NOT_SAVED)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -34,6 +34,7 @@ THUMBNAIL_SIDE = 132  # px
 THUMBNAIL_QUALITY = 72
 
 PhotoKey = tuple[object, ...]
+T = TypeVar("T")
 
 BAD_DEVIATIONS = 2.0  # below the typical photo by this many (robust) standard deviations, and
 BAD_DECIBELS = 2.0  # at least this much
@@ -147,28 +148,35 @@ class PhotoCache:
             self.kept_bytes -= _num_bytes(old)
 
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
-        try:
+        def read() -> PhotoPixels:
             photo = self._scene.whole_photo(index)
             return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
-        except (ValueError, OSError) as error:
-            problem = str(error)
-        except Exception as error:  # too little memory beside a training, a fault of a decoder: others come
-            log.warning("photo %s cannot be shown", index, exc_info=True)
-            problem = f"the photo cannot be shown: {first_line(error)}"
-        return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), problem)
+
+        nothing = np.zeros((size[1], size[0], 3), np.uint8)
+        return _unless_it_fails(read, lambda problem: PhotoPixels(nothing, problem))
 
     def _shrink(self, index: int) -> str:
-        try:
-            small = thumbnail(self._scene.views[index], THUMBNAIL_SIDE)
-        except (ValueError, OSError):
-            return ""
-        except Exception:
-            log.warning("photo %s has no thumbnail", index, exc_info=True)
-            return ""
-        jpeg = simplejpeg.encode_jpeg(
-            np.ascontiguousarray(small), quality=THUMBNAIL_QUALITY, colorspace="RGB"
-        )
-        return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
+        def shrink() -> str:
+            small = np.ascontiguousarray(thumbnail(self._scene.views[index], THUMBNAIL_SIDE))
+            jpeg = simplejpeg.encode_jpeg(small, quality=THUMBNAIL_QUALITY, colorspace="RGB")
+            return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
+
+        return _unless_it_fails(shrink, lambda _: "")
+
+
+def _unless_it_fails(make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """Return what `make` makes of a photo, else what `otherwise` does, of why that failed.
+
+    Nothing may end the threads that all photos come from: neither a fault of a decoder nor too little memory
+    for a moment, beside a training.
+    """
+    try:
+        return make()
+    except (ValueError, OSError) as error:
+        return otherwise(str(error))
+    except Exception as error:
+        log.warning("a photo cannot be shown", exc_info=True)
+        return otherwise(f"the photo cannot be shown: {first_line(error)}")
 
 
 def _num_bytes(item: PhotoItem) -> int:

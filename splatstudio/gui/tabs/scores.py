@@ -19,6 +19,12 @@ from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import note_html, table_html
 
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "AlexNet": ("alex",),
+    "VGG": ("vgg",),
+    "Both": ("alex", "vgg"),
+    "None": (),
+}
 NUM_WORST = 8
 NO_MODEL = note_html("No scores yet.")
 NO_SCORES = note_html("This model is not evaluated yet.")
@@ -120,14 +126,6 @@ def _figure(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "–"
     return f"{value:.2f} dB" if name.startswith("psnr") else f"{value:.4f}"
-
-
-NETWORKS: dict[str, tuple[str, ...]] = {
-    "AlexNet": ("alex",),
-    "VGG": ("vgg",),
-    "Both": ("alex", "vgg"),
-    "None": (),
-}
 
 
 class LpipsWeights(Panel):

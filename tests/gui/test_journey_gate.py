@@ -70,10 +70,12 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     answer = page.goto(f"http://127.0.0.1:{gated.port}/")
     assert answer.status == 403
     assert "open the URL printed in the terminal" in page.inner_text("body")
+    assert page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg")  # asks for no more
     gated.gate.refused.clear()
     page.goto(gated.url)
     page.get_by_role("button", name="Start training").click()
     assert TOKEN not in page.url
+    assert page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg")
     wait(gated.server.get_clients)
     assert pressed.wait(TIMEOUT)
     number = page.locator(f"[id='{slider._impl.uuid}']").locator("xpath=..").get_by_role("textbox")

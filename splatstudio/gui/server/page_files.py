@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import Template
+from urllib.parse import quote
 
 from splatstudio.files.inputs import read_input
 
@@ -17,5 +18,7 @@ def page_text(name: str) -> str:
 
 
 def page_of(name: str, **holes: object) -> str:
-    """Return a page with the colors of all pages, and its holes filled."""
-    return Template(page_text(name)).substitute(colors=page_text("colors.css"), **holes)
+    """Return a page with the colors and the icon of all pages, and its holes filled."""
+    # In the page itself: a browser asks for the icon of a page without one, at a door that may be locked.
+    icon = "data:image/svg+xml," + quote(page_text("icon.svg").strip())
+    return Template(page_text(name)).substitute(colors=page_text("colors.css"), icon=icon, **holes)

@@ -49,7 +49,8 @@ def train(
     underscores, optim__means_lr=1e-4. Those by which a Scene was loaded (downscale, test_every, ...) stay.
     `preset` names a set of settings, of which `settings` and what `config` has changed win. With `run_dir`
     the run keeps checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is
-    called after each step. Raises ValueError for a scene or a setting that cannot be used.
+    called after each step; when it raises, the training is saved in its run and ends. Raises ValueError for a
+    scene or a setting that cannot be used.
     """
     given = _dotted(settings)
     config = _chosen(config or TrainConfig(), preset, given)
@@ -73,7 +74,7 @@ def train(
             for problem in filter(None, (advance.problem, advance.unsaved)):
                 log.warning("%s", problem)
             if on_step is not None:
-                on_step(advance)
+                _tell(on_step, advance, session)
             if session is not None and advance.flat is not None and advance.flat.stops:
                 _save(session)
                 break
@@ -87,6 +88,16 @@ def train(
         if session is not None:
             session.close()
         trainer.close()
+
+
+def _tell(on_step: Callable[[Advance], None], advance: Advance, session: Session | None) -> None:
+    """Call the user's function; what is trained is saved where that fails."""
+    try:
+        on_step(advance)
+    except Exception:
+        if session is not None:
+            _save(session)
+        raise
 
 
 def _save(session: Session) -> None:

@@ -111,12 +111,13 @@ def test_settings_that_do_nothing_are_told(scene: Scene, caplog: pytest.LogCaptu
     assert "stop_when_flat needs a run_dir" in caplog.text and "mcmc.noise" in caplog.text
 
 
-def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path, end: type[BaseException]) -> None:
     def stop(advance: Any) -> None:
         if advance.stats.step == 3:
-            raise KeyboardInterrupt
+            raise end
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         ss.train(scene, steps=50, run_dir=tmp_path / "run", on_step=stop)
     assert ss.load_model(tmp_path / "run").step == 3
 

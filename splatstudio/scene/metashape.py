@@ -43,19 +43,21 @@ def read_metashape(path: Path) -> PosedFrames:
     sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
     lenses: dict[str | None, Lens] = {}
     components: defaultdict[str | None, list[PosedFrame]] = defaultdict(list)
-    num_not_aligned = 0
+    num_not_aligned = num_in_rigs = 0
     for camera in chunk.iterfind(".//camera"):
         transform = camera.findtext("transform")
         where = f"{path}, camera {camera.get('label', '')[:60]!r},"
         values = Values(where, {**camera.attrib, "transform": transform})
         if transform is None or camera.get("enabled", "true") in ("0", "false"):
-            num_not_aligned += 1
+            in_rig = camera.get("master_id", camera.get("id")) != camera.get("id")
+            num_in_rigs += in_rig
+            num_not_aligned += not in_rig
             continue
         sensor = camera.get("sensor_id")
         if sensor not in sensors:
             raise values.error("has a sensor that the file does not hold")
         if sensor not in lenses:
-            lenses[sensor] = _lens(path, sensors[sensor])
+            lenses[sensor] = _lens(path, sensors[sensor], notes)
         matrix = values.numbers("transform", 16).reshape(4, 4)
         viewmat = view_of(values, matrix[:3, :3], matrix[:3, 3])
         frame = PosedFrame(values.text("label"), viewmat, fixed(lenses[sensor]))
@@ -70,10 +72,15 @@ def read_metashape(path: Path) -> PosedFrames:
         notes.append(f"{path} holds {len(components)} components of {sizes} photos: the largest is used")
     if num_not_aligned:
         notes.append(f"{num_not_aligned} cameras in {path} are not aligned or not enabled")
+    if num_in_rigs:
+        notes.append(
+            f"{num_in_rigs} cameras in {path} are left out: the file tells their poses only by those of the "
+            "cameras beside them in a rig; Metashape can also export cameras as COLMAP's"
+        )
     return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, tuple(notes))
 
 
-def _lens(path: Path, sensor: ElementTree.Element) -> Lens:
+def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:
     label = f"{path}, sensor {sensor.get('label', '')[:60]!r},"
     kind = sensor.get("type", "frame")
     if kind == "spherical":
@@ -99,6 +106,8 @@ def _lens(path: Path, sensor: ElementTree.Element) -> Lens:
     plain = focal_lens(values, size, fx, focal, *center)
     skew = values.number("b2", 0.0) / fx
     k1, k2, k3, k4, p1, p2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
+    if any(values.number(name, 0.0) for name in ("p3", "p4")):
+        notes.append(f"{label} has the coefficients p3 and p4, which are not used: align without them")
     if kind == "fisheye":
         prism = (k1, k2, p2, p1, k3, k4, 0.0, 0.0, skew)
         return Lens(*size, fx, focal, plain.cx, plain.cy, "thin_prism_fisheye", prism, "FISHEYE")

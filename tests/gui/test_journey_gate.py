@@ -70,7 +70,9 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     answer = page.goto(f"http://127.0.0.1:{gated.port}/")
     assert answer.status == 403
     assert "open the URL printed in the terminal" in page.inner_text("body")
-    assert page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg")  # asks for no more
+    assert (
+        page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg")
+    )  # asks for no more
     gated.gate.refused.clear()
     page.goto(gated.url)
     page.get_by_role("button", name="Start training").click()

@@ -205,6 +205,17 @@ def test_photos_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: 
     assert len(scene.views) == 8 and scene.unposed == ("other.png",)
 
 
+def test_what_metashape_tells_and_is_not_used_is_said(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "a")
+    file = folder / "cameras.xml"
+    text = file.read_text().replace("<cx>1.5", "<p3>1e-3</p3><cx>1.5")
+    file.write_text(text.replace("</cameras>", '<camera id="100" master_id="0" label="b"/></cameras>'))
+    notes = load_scene(folder).notes
+    assert any("'a', has the coefficients p3 and p4" in note for note in notes)
+    assert any(note.startswith("1 cameras in") and "in a rig" in note for note in notes)
+    assert any("1 cameras in" in note and "not aligned" in note for note in notes)
+
+
 @pytest.mark.parametrize("program", ["Metashape", "RealityScan", "OpenSfM"])
 def test_photos_in_several_folders_are_found_by_their_labels(tmp_path: Path, program: str) -> None:
     folder = WRITERS[program](tmp_path / "scene")

@@ -149,7 +149,7 @@ def poses(path: Positional[Path], /, frames: int | None = None) -> int:
 
     Args:
         path: A folder of photos and videos, or one video.
-        frames: How many frames of each video to use; as many as its motion needs by default.
+        frames: How many frames of each video to use; as many as its motion needs, or as were named before.
     """
     from splatstudio.cli.poses import estimate_and_print
 

@@ -38,14 +38,15 @@ def estimate_and_print(path: Path, frames: int | None = None) -> None:
         with stage_progress() as show:
             report = estimate_poses(path, frames=frames, on_progress=show)
     except KeyboardInterrupt:
-        say_what_is_kept(path)
+        say_what_is_kept(path, frames)
         raise
     print_pose_report(report)
 
 
-def say_what_is_kept(path: Path) -> None:
+def say_what_is_kept(path: Path, frames: int | None = None) -> None:
     """Print how an estimation that is ended goes on."""
-    console.print(f"What is finished is kept: splatstudio poses {quote(str(path))} goes on from there.")
+    command = f"splatstudio poses {quote(str(path))}" + ("" if frames is None else f" --frames {frames}")
+    console.print(f"What is finished is kept: {command} goes on from there.")
 
 
 def print_pose_report(report: PoseReport) -> None:

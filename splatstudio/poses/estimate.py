@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from splatstudio.operating_system import new_group, was_killed
 from splatstudio.poses.contact_sheet import write_contact_sheet
 from splatstudio.poses.input import changes, find_sources
 from splatstudio.poses.install import refuse_without_colmap
-from splatstudio.poses.records import PoseReport, Refused, StageEnd, StageStep, write_record
+from splatstudio.poses.records import Failed, PoseReport, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.words import report_text
 from splatstudio.scene.layout import estimated_poses, is_video, pose_files, poses_below
@@ -32,11 +33,13 @@ STAGES = {
     "matches": "Matching",
     "poses": "Estimating poses",
 }
-Line = StageStep | Refused | StageEnd
+Line = StageStep | Refused | Failed | StageEnd
+KEPT = "what was finished is kept, and the same command goes on from there"
+FULL_BYTES = 1 << 20  # with less room on a disk nothing can be done, and natively no word is said of it
 
 
 class StageDied(OSError):
-    """A stage that ended without a word; its text is a sentence for the user. Finished stages are kept."""
+    """A stage that could not be done; its text is a sentence for the user. Finished stages are kept."""
 
 
 class EstimationEnded(Exception):
@@ -100,7 +103,7 @@ def estimate_poses(
     `load_scene(path)` then reads; the photos are not touched. What an earlier call has finished, also
     one that was ended, is not done again. `frames` is how many frames of each video are used, None: as many
     as its motion needs. Raises ValueError with one sentence where there is too little to go by, StageDied
-    (an OSError) where COLMAP ends unexpectedly.
+    (an OSError) where COLMAP ends unexpectedly, or the machine has no room for it.
     """
     return estimate_until(EndRequest(), path, frames, on_progress)
 
@@ -215,6 +218,8 @@ def _run(
     stop.check()
     if isinstance(last, Refused):
         raise ValueError(last.sentence)
+    if isinstance(last, Failed):
+        raise StageDied(f"{last.sentence}; {KEPT}")
     if not isinstance(last, StageEnd) or code != 0:
         raise _died(stage, code, store)
     return last.peak_bytes
@@ -222,8 +227,8 @@ def _run(
 
 def _follow(
     stage: str, process: subprocess.Popen[bytes], on_progress: OnProgress | None
-) -> Refused | StageEnd | None:
-    last: Refused | StageEnd | None = None
+) -> Refused | Failed | StageEnd | None:
+    last: Refused | Failed | StageEnd | None = None
     first: tuple[float, int] | None = None
     for line in _lines(process):
         if not isinstance(line, StageStep):
@@ -249,11 +254,12 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[Line]:
 
 def _died(stage: str, code: int, store: PoseStore) -> StageDied:
     why = f"with the exit code {code}"
-    if was_killed(code):
+    if shutil.disk_usage(store.path).free < FULL_BYTES:
+        why = f"as the disk of {store.path} is full: make room there"
+    elif was_killed(code):
         why = "by the system, most likely for want of memory: close other programs"
     elif code < 0:
         why = f"by the signal {signal.Signals(-code).name}"
     return StageDied(
-        f"the stage {STAGES[stage]!r} was ended {why}; what was finished is kept, and the same command goes"
-        f" on from there; its log is {store.path / 'log.txt'}"
+        f"the stage {STAGES[stage]!r} was ended {why}; {KEPT}; its log is {store.path / 'log.txt'}"
     )

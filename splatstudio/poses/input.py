@@ -29,7 +29,14 @@ from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import sharpness_of, write_frames
 from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import COPIES, MADE_OF_PHOTOS, VIDEO_SUFFIXES, is_video
-from splatstudio.scene.photo import EXIF_ORIENTATION, is_cut_off, picture_header, stored_mask
+from splatstudio.scene.photo import (
+    EXIF_ORIENTATION,
+    EXIF_SIDEWAYS,
+    is_cut_off,
+    oriented,
+    picture_header,
+    read_mask,
+)
 
 HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
@@ -41,6 +48,7 @@ MASKS = ("masks", "mask")
 SAME = "the same file as "
 IMAGE_FOLDERS = ("images", "input")  # that hold the photos of a scene alone
 
+TURNED_BACK = {6: 8, 8: 6}  # the orientation that undoes one; the others undo themselves
 EXIF_IFD, MAKE, MODEL, LENS, FOCAL_LENGTH, FOCAL_35 = 0x8769, 271, 272, 0xA434, 37386, 41989
 
 
@@ -123,7 +131,8 @@ def _unreadable(path: Path, readable: tuple[str, ...], pictures: Collection[Path
 def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Manifest:
     """Return the inputs of an estimation, with pictures and masks in place in the store.
 
-    What an earlier manifest tells of a file that did not change is not looked at again. `announce` is told
+    What an earlier manifest tells of a file that did not change is not looked at again, and the number of
+    `frames` that was asked for last holds until another one is, None: it is not said. `announce` is told
     how many files are done, of how many, and what they are. Raises ValueError, which says why, where fewer
     than three photos can be used.
     """
@@ -131,6 +140,8 @@ def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Man
         raise ValueError(f"the path {store.source} is no text in UTF-8: rename it, or move the photos")
     sources = find_sources(store.source)
     before = store.manifest()
+    if frames is None and before is not None:
+        frames = before.frames
     still_true = before is not None and before.measuring == MEASURING
     known = {photo.source: photo for photo in before.photos} if before is not None and still_true else {}
     masks = None if sources.masks is None else ImageFolder(sources.masks)
@@ -172,11 +183,13 @@ def changes(store: PoseStore) -> str | None:
             counts["new"] += 1
         elif (then[name].num_bytes, then[name].mtime_ns) != _stamp(path):
             counts["changed"] += 1
+        elif then[name].may_pass:
+            counts["that can be read now"] += _can_be_read(path)
         elif knows_masks and not then[name].left_out and then[name].seconds is None:
             counts["with another mask"] += then[name].mask != _mask_stamp(masks, name)
     unread = {_relative(path, sources.root) for path, _ in sources.not_read}
     counts["gone"] = len(then.keys() - there.keys() - unread)
-    words = ("new", "changed", "with another mask", "gone")
+    words = ("new", "changed", "that can be read now", "with another mask", "gone")
     told = [f"{number} {what}" for what in words if (number := counts[what])]
     return ", ".join(told) or None
 
@@ -188,18 +201,21 @@ def _relative(path: Path, root: Path) -> str:
 def _store_names(sources: Sources) -> dict[Path, str]:
     """Return under which name each file stands in the store, no two under one.
 
-    COLMAP's lists of pairs part names at spaces. Where that makes two names one, the file that has it from
-    the start keeps it.
+    COLMAP's lists of pairs part names at spaces, and pass over lines that begin with a number sign. Where
+    that makes two names one, the file that has it from the start keeps it.
     """
     names: dict[Path, str] = {}
     taken: set[str] = set()
 
+    def for_colmap(path: Path) -> str:
+        name = "_".join(_relative(path, sources.root).split())
+        return f"_{name}" if name.startswith("#") else name
+
     def is_renamed(path: Path) -> bool:
-        name = _relative(path, sources.root)
-        return "_".join(name.split()) != name
+        return for_colmap(path) != _relative(path, sources.root)
 
     for path in sorted((*sources.photos, *sources.videos), key=is_renamed):
-        wanted = PurePosixPath("_".join(_relative(path, sources.root).split()))
+        wanted = PurePosixPath(for_colmap(path))
         added = ".jpg" if path.suffix.lower() in CONVERTED_SUFFIXES else ""
         names[path] = f"{wanted}{added}"
         for number in itertools.count(2):
@@ -240,25 +256,42 @@ def _photo(
     converted = path.suffix.lower() in CONVERTED_SUFFIXES
     mask = find_mask(masks, _relative(path, root))
     mask_stamp = None if mask is None else _stamp(mask)
-    if mask is not None:
-        _put_mask(mask, store.masks / f"{name}.png")
     before, picture = known.get(_relative(path, root)), store.images / name
     same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
     # One that was left out beside an equal one has no picture here, and may be the only one by now.
     refused = before is not None and before.left_out and not before.left_out.startswith(SAME)
+    refused = refused and before is not None and not before.may_pass
     if before is not None and same and (refused or (before.name == name and picture.exists())):
         kept = msgspec.structs.replace(before, mask=mask_stamp)
+        if mask is not None and not refused:
+            _put_mask(mask, store.masks / f"{name}.png", kept)
         return kept if refused else msgspec.structs.replace(kept, left_out="")
     try:
         facts = _measured(path, picture if converted else None)
     except ValueError as error:
-        return _stamped(path, root, left_out=_reason(error, path))
+        return _stamped(path, root, left_out=_reason(error, path), may_pass=_may_pass(error))
     photo = _stamped(path, root, **{"name": name, "mask": mask_stamp, **facts})
     if max(photo.width, photo.height) < SMALLEST_SIDE:
         return msgspec.structs.replace(photo, left_out=f"{photo.width} x {photo.height} pixels: too small")
     if not converted:
         _link(path, picture)
+    if mask is not None:
+        _put_mask(mask, store.masks / f"{name}.png", photo)
     return photo
+
+
+def _may_pass(error: ValueError) -> bool:
+    """Return whether the system failed, not the file: Pillow's errors are OSErrors without a number."""
+    cause = error.__cause__
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
 
 
 def _reason(error: ValueError, path: Path) -> str:
@@ -335,19 +368,29 @@ def _convert(path: Path, target: Path) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _put_mask(mask: Path, place: Path) -> None:
-    """Put a mask into the store, one that COLMAP reads otherwise than a training as black and white alone."""
+def _put_mask(mask: Path, place: Path, photo: InputPhoto) -> None:
+    """Put a mask into the store; one that COLMAP reads otherwise than a training as black and white alone.
+
+    COLMAP wants it of the size of the stored picture, and turned as that. Raises ValueError for one of other
+    proportions, which no training takes.
+    """
     try:
         with Image.open(mask) as image:
             is_plain = image.mode in ("1", "L", "P", "RGB") and not image.has_transparency_data
+            is_plain = is_plain and image.size == (photo.width, photo.height)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         is_plain = True  # what it says of it is told where it is used
     if is_plain:
         _link(mask, place)
         return
+    size = (photo.width, photo.height)
+    upright = read_mask(
+        mask, photo.orientation, *(size[::-1] if photo.orientation in EXIF_SIDEWAYS else size)
+    )
+    stored = oriented(upright, TURNED_BACK.get(photo.orientation, photo.orientation))
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
-    Image.fromarray(stored_mask(mask) * np.uint8(255)).save(place)
+    Image.fromarray(stored * np.uint8(255)).save(place)
 
 
 def _link(path: Path, place: Path) -> None:

@@ -37,10 +37,11 @@ class InputPhoto(msgspec.Struct, frozen=True, kw_only=True):
     gravity: tuple[float, float, float] | None = None  # downward, in the axes of the stored picture
     mask: tuple[int, int] | None = None  # bytes and mtime_ns of its mask; None: it has none
     left_out: str = ""  # why it is not used
+    may_pass: bool = False  # whether that was no fault of the file, as a missing permission is none
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All inputs of an estimation. `frames` is how many of each video were asked for, None: not asked."""
+    """All inputs of an estimation. `frames` is how many of each video were asked for last, None: never."""
 
     source: str
     photos: tuple[InputPhoto, ...]
@@ -70,6 +71,12 @@ class StageStep(msgspec.Struct, frozen=True, tag=True):
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """Why a stage cannot be done: one sentence for the user."""
+
+    sentence: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why the machine could not do a stage, as for want of room: one sentence; what is finished is good."""
 
     sentence: str
 

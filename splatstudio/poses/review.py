@@ -76,10 +76,12 @@ def why_nothing(store: PoseStore, manifest: Manifest, features: Mapping[str, int
     used, source = manifest.used, manifest.source
     poor = [photo for photo in used if features.get(photo.name, 0) < FEW_FEATURES]
     if 2 * len(poor) > len(used):
+        masks = sum(photo.mask is not None for photo in poor)
+        masked = f". {masks} of them have masks: what is black there is hidden" if masks else ""
         return (
             f"no poses can be estimated: {len(poor)} of the {len(used)} photos of {source} show too"
             " little to recognize, as plain walls, darkness or blur do; photo what has texture, sharp"
-            " and well lit"
+            " and well lit" + masked
         )
     best = max(read_links(store).counts.values(), default=0)
     if best < LINK_MATCHES:
@@ -233,7 +235,8 @@ def _reason(
     if photo.sharpness < BLURRED * middle:
         return f"blurred: {photo.sharpness / middle:.0%} of the usual sharpness"
     if num < FEW_FEATURES:
-        return f"shows too little to recognize ({num} features), as plain walls or darkness do"
+        or_mask = "" if photo.mask is None else ", and as a mask does that hides it"
+        return f"shows too little to recognize ({num} features), as plain walls or darkness do{or_mask}"
     if not matches:
         return "shows nothing that another photo with a pose shows"
     if matches < 4 * LINK_MATCHES:

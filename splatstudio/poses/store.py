@@ -109,14 +109,16 @@ class PoseStore:
     def held(self) -> Iterator[None]:
         """Make the folder and keep other processes out of it while something is made there.
 
-        A failure (ValueError) leaves nothing where there are no poses of before; Ctrl-C and a crash leave the
-        finished stages. Raises ValueError where another process is at it, or where the folder cannot be made.
+        An input that is refused (ValueError) leaves nothing of a folder that was made for it; Ctrl-C, a crash
+        and a machine without room leave the finished stages, and so does what follows on them. Raises
+        ValueError where another process is at it, or where the folder cannot be made.
         """
+        is_new = not self.path.exists()
         lock = self._locked()
         try:
             yield
         except ValueError:
-            if not self.has_poses:
+            if is_new:
                 self.remove()
             raise
         finally:

@@ -104,13 +104,17 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
     looks, notes = list[Look](), list[str]()
     before: np.ndarray | None = None
     due, motion, last, length = 0.0, 0.0, 0.0, 0.0
+    joined = 0.0  # seconds before the clip that plays: of joined files the times begin again
     try:
         with av.open(str(video)) as container:
             if not container.streams.video:
                 raise ValueError("it has no pictures, only sound: name the video itself")
             length = _length(container)
             for index, frame in enumerate(_frames(container)):
-                last = frame.time if frame.time is not None else last
+                told = last if frame.time is None else joined + frame.time
+                if told < last:
+                    joined, told = last - (frame.time or 0.0), last
+                last = told
                 if last < due and looks:
                     continue
                 due = last + 1 / LOOKS_PER_SECOND

@@ -6,6 +6,7 @@ process, which gives way to others, prints its progress as JSON lines, and ends 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from splatstudio.error_text import as_utf8, in_words
 from splatstudio.files.outputs import open_output
 from splatstudio.operating_system import end_with_parent, give_way, peak_memory
-from splatstudio.poses.records import Announce, Manifest, Refused, StageEnd, StageStep, write_record
+from splatstudio.poses.records import Announce, Failed, Manifest, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore
 
 NICENESS = 10
@@ -24,7 +25,8 @@ NICENESS = 10
 def run_stage(stage: str, source: str, frames: int | None) -> None:
     """Run one stage of an estimation from `source`, with so many frames of each video, None: not said.
 
-    What the user can mend is printed as a sentence, with exit code 2.
+    What is wrong with the input, and what the machine could not do, is printed as a sentence, with exit
+    code 2.
     """
     give_way(NICENESS)
     end_with_parent()
@@ -45,7 +47,10 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
             assert manifest is not None, "the first stage has written it"
             _with_colmap(stage, store, manifest, announce)
     except (ValueError, OSError, MemoryError) as error:
-        os.write(lines, msgspec.json.encode(Refused(as_utf8(in_words(error)))) + b"\n")
+        kind = Refused if isinstance(error, ValueError) else Failed
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            error.filename = str(store.path)
+        os.write(lines, msgspec.json.encode(kind(as_utf8(in_words(error)))) + b"\n")
         sys.exit(2)
     os.write(lines, msgspec.json.encode(StageEnd(peak_memory())) + b"\n")
 

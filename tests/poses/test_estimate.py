@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -170,6 +171,36 @@ def test_a_stage_that_dies_is_told_with_its_signal_and_nothing_is_lost(
     with pytest.raises(StageDied, match=r"'Reading the photos' was ended by the signal SIGSEGV.*goes on"):
         estimate_poses(tmp_path / "room")
     assert PoseStore(tmp_path / "room").path.is_dir()
+
+
+def test_a_full_disk_is_named_and_what_is_finished_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photos(tmp_path / "room", table_with_boxes(), ring(20)[:3])
+    store = PoseStore(tmp_path / "room")
+    full = tmp_path / "full"
+    code = (
+        "import errno, splatstudio.poses.input as i; from splatstudio.poses.worker import run_stage\n"
+        "def full(*_): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        f"i.manifest_of = full; run_stage('photos', {str(store.source)!r}, None)"
+    )
+    full.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    full.chmod(0o755)
+    monkeypatch.setattr("splatstudio.poses.estimate.sys.executable", str(full))
+    with pytest.raises(StageDied, match=r"poses cannot be read or written: No space left.*finished is kept"):
+        estimate_poses(tmp_path / "room")
+    assert store.path.is_dir()
+
+
+def test_an_input_that_is_refused_takes_nothing_that_was_there(tmp_path: Path) -> None:
+    files = write_photos(tmp_path / "room", table_with_boxes(), ring(20)[:3])
+    store = PoseStore(tmp_path / "room")
+    features = store.path / "features"  # of a call that was ended
+    features.mkdir(parents=True)
+    files[0].unlink()
+    with pytest.raises(ValueError, match="need at least 3"):
+        estimate_poses(tmp_path / "room")
+    assert features.exists()
 
 
 def test_without_pycolmap_one_sentence_says_what_to_run(

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from textured_rooms import draw_photo, ring, table_with_boxes, write_photos
 
+from splatstudio.poses import input as pose_input
 from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
-from splatstudio.poses.input import find_sources, manifest_of
+from splatstudio.poses.input import changes, find_sources, manifest_of
 from splatstudio.poses.records import InputPhoto, Manifest, write_record
 from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import sharpness_of
@@ -96,6 +97,50 @@ def test_masks_that_colmap_would_read_otherwise_are_written_in_black_and_white(t
             assert written.mode == "L" and (np.asarray(written) == half * 255).all()
     store, _, _ = read(tmp_path)
     assert not (store.masks / "room_000.jpg.png").is_symlink() and (tmp_path / "masks/room_000.png").exists()
+
+
+def test_a_mask_of_another_size_is_brought_to_that_of_the_photo_as_it_is_stored(tmp_path: Path) -> None:
+    files = write_photos(tmp_path / "images", table_with_boxes(), ring(20)[:3])
+    with_exif(files[1], t274=SIDEWAYS)
+    (tmp_path / "masks").mkdir()
+    half = np.zeros((180, 240), np.uint8)
+    half[:, :100] = 255
+    Image.fromarray(half).save(tmp_path / "masks" / "room_000.png")
+    Image.fromarray(np.rot90(half, -1)).save(tmp_path / "masks" / "room_001.png")  # as the photo is seen
+    store, _, _ = read(tmp_path)
+    for name in ("room_000.jpg.png", "room_001.jpg.png"):
+        with Image.open(store.masks / name) as written:
+            expected = np.repeat(np.repeat(half, 2, axis=0), 2, axis=1)
+            assert np.array_equal(np.asarray(written), expected), name
+    Image.new("L", (100, 50)).save(tmp_path / "masks" / "room_002.png")
+    with pytest.raises(ValueError, match=r"room_002.png is 100 x 50 pixels and its photo 480 x 360"):
+        read(tmp_path)
+
+
+def test_a_number_sign_before_a_name_is_not_given_to_colmap(tmp_path: Path) -> None:
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:3], prefix="#")
+    store, photos, _ = read(tmp_path)
+    assert photos["#_000.jpg"].name == "_#_000.jpg" and (store.images / "_#_000.jpg").exists()
+
+
+def test_a_photo_that_could_not_be_read_for_a_while_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
+    header = pose_input.picture_header
+
+    def locked(path: Path) -> object:
+        if path.name == "room_001.jpg":
+            raise ValueError(f"the photo {path} cannot be read") from PermissionError(13, "Permission denied")
+        return header(path)
+
+    monkeypatch.setattr(pose_input, "picture_header", locked)
+    store, photos, _ = read(tmp_path)
+    assert photos["room_001.jpg"].left_out == "cannot be read"
+    monkeypatch.setattr(pose_input, "picture_header", header)
+    assert changes(store) == "1 that can be read now"
+    store, photos, _ = read(tmp_path)
+    assert not photos["room_001.jpg"].left_out and changes(store) is None
 
 
 def test_folders_whose_names_begin_like_those_of_copies_are_the_users_own(tmp_path: Path) -> None:

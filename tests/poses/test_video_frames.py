@@ -75,6 +75,18 @@ def test_a_video_that_ends_early_is_used_up_to_there(tmp_path: Path) -> None:
     assert any("cut off" in note or "damaged" in note for note in written.notes), written.notes
 
 
+def test_clips_that_are_joined_are_used_to_the_end(tmp_path: Path) -> None:
+    clips = [tmp_path / f"{number}.ts" for number in (0, 1)]
+    for number, clip in enumerate(clips):
+        write_video(clip, table_with_boxes(), ring(60)[20 * number :][:20])
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes(b"".join(clip.read_bytes() for clip in clips))
+    written = write_frames(joined, tmp_path / "frames", 12, silent)
+    assert not written.notes
+    seconds = [frame.seconds for frame in written.frames]
+    assert seconds == sorted(seconds) and seconds[-1] - seconds[0] > 2, seconds
+
+
 @pytest.mark.parametrize("ending", [".mp4", ".mkv"])
 def test_sound_that_goes_on_after_the_pictures_cuts_nothing_off(tmp_path: Path, ending: str) -> None:
     whole = write_video(tmp_path / "whole.mp4", table_with_boxes(), ring(60)[:12])

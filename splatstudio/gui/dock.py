@@ -18,7 +18,7 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
-from splatstudio.gui.panel import Page, Panel, Rest, SinglePress, when_user
+from splatstudio.gui.panel import Page, Panel, Rest, ShownMeaning, SinglePress, when_user
 from splatstudio.gui.server.viser_private import element_id
 from splatstudio.gui.state.project import LIMIT, Project
 from splatstudio.gui.state.status import Status
@@ -54,6 +54,7 @@ BEHIND: dict[State, str] = {
 }
 
 STOP, SAVE = "Stop", "Save"
+MORE = "Train on"
 MAX_SUGGESTED_STEPS = 10_000  # that are proposed when all steps are done
 
 
@@ -414,7 +415,7 @@ class StatusPanel(Panel):
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
-        self._single = SinglePress()
+        self._single, self._meaning = SinglePress(), ShownMeaning(lambda: page.changed(self))
         new = self.button("New training", lambda _: self._begin_new_run(), hint=begins, visible=can_train)
         # It comes when a training ends, where another button was, which somebody may be about to press.
         rest = Rest(lambda: page.changed(self))
@@ -444,6 +445,8 @@ class StatusPanel(Panel):
     def _press(self) -> None:
         controller = self.controller
         if not self._single.counts() or (controller.status.state == "viewing" and self.page.keeps_the_view()):
+            return
+        if not self._meaning.counts(MORE if controller.can_train_more else controller.choice().label):
             return
         if controller.can_train_more:
             controller.train_more(self._more.value)
@@ -476,8 +479,9 @@ class StatusPanel(Panel):
         if more and not self._typed:
             self._more.value = suggested_steps(status.step)
         last = status.step + self._more.value
-        self._primary.label = f"Train on to step {last:,}" if more else choice.label
-        self._primary.disabled = not (choice.enabled or more)
+        self._primary.label = f"{MORE} to step {last:,}" if more else choice.label
+        rests = not self._meaning.show(MORE if more else choice.label)
+        self._primary.disabled = rests or not (choice.enabled or more)
         # What stays in sight when the dock is scrolled or folded up.
         label = panel_label(status, done, task)
         if label != self._label:

@@ -16,7 +16,7 @@ import viser
 from splatstudio.files.path_words import path_words
 from splatstudio.formats import free_path
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.status import Notice
+from splatstudio.gui.state.status import PAUSE, Notice
 from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import TaskBoard
 from splatstudio.gui.state.viewpoint import FirstView
@@ -129,6 +129,37 @@ class SinglePress:
             alone = self._last is None or now - self._last >= PRESS_SECONDS
             self._last = now
             return alone
+
+
+class ShownMeaning:
+    """What a button says: it does nothing else, and rests where Pause became something else by itself.
+
+    Who is about to press Pause as the training ends would train on, or resume what another page has stopped.
+    """
+
+    def __init__(self, ended: Callable[[], object]):
+        """Call `ended`, from another thread, when a rest is over."""
+        self._shown: str | None = None
+        self._pressed = self._by_itself = False
+        self._rest = Rest(ended)
+
+    def show(self, meaning: str) -> bool:
+        """Take note of what the button says from now on, and return whether it can be pressed yet."""
+        if meaning != self._shown:
+            self._by_itself = self._shown == PAUSE and not self._pressed
+            self._shown, self._pressed = meaning, False
+        return self._may_be_pressed
+
+    def counts(self, meaning: str) -> bool:
+        """Return whether a press is for what the button means now."""
+        if self._shown not in (None, meaning) or not self._may_be_pressed:
+            return False
+        self._pressed = True
+        return True
+
+    @property
+    def _may_be_pressed(self) -> bool:
+        return self._rest.is_over(self._by_itself) or not self._by_itself
 
 
 class Panel:

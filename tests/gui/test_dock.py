@@ -21,10 +21,10 @@ from splatstudio.cli import main as cli
 from splatstudio.gui import app, dock, panel
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import StatusPanel, TimeBar, header_html, part_html, suggested_steps
-from splatstudio.gui.panel import PRESS_SECONDS, Page, Rest, SinglePress
+from splatstudio.gui.panel import PRESS_SECONDS, Page, Rest, ShownMeaning, SinglePress
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.status import Choice, Notice, Status
 from splatstudio.gui.theme import duration
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
@@ -73,6 +73,21 @@ def test_a_double_click_is_one_press() -> None:
     assert [single.counts() for _ in range(5)] == [True, False, False, True, True]
 
 
+def test_who_wants_to_pause_never_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel, "REST_SECONDS", 0.05)
+    ended = threading.Event()
+    meaning = ShownMeaning(ended.set)
+    assert meaning.show("Start training") and meaning.counts("Start training")
+    assert meaning.show("Pause")
+    assert not meaning.counts("Train on"), "the training has ended, and the page says Pause still"
+    assert not meaning.show("Train on") and not meaning.counts("Train on"), (
+        "the page has said so for a moment"
+    )
+    assert ended.wait(60) and meaning.show("Train on") and meaning.counts("Train on")
+    assert meaning.show("Pause") and meaning.counts("Pause")
+    assert meaning.show("Resume") and meaning.counts("Resume"), "who has paused can resume at once"
+
+
 def test_a_model_that_is_worked_with_is_not_put_away(
     page: Page, notices: list[Notice], tmp_path: Path
 ) -> None:
@@ -80,6 +95,7 @@ def test_a_model_that_is_worked_with_is_not_put_away(
     pressed, controller = list[str](), cast(Any, page.controller)
     controller.status = replace(controller.status, state="viewing")
     controller.can_train_more, controller.can_begin_new_run = False, True
+    controller.choice = lambda: Choice("Resume")
     controller.press_primary = lambda: pressed.append("resume")
     controller.begin_new_run = lambda: pressed.append("new")
     panel = StatusPanel(page)
@@ -102,6 +118,7 @@ def test_a_training_is_paused_while_it_renders(page: Page, tmp_path: Path) -> No
     pressed, controller = list[str](), cast(Any, page.controller)
     controller.status = replace(controller.status, state="training")
     controller.can_train_more = False
+    controller.choice = lambda: Choice("Pause")
     controller.press_primary = lambda: pressed.append("pause")
     panel = StatusPanel(page)
     page.tasks.submit(RenderPath(CameraPath(()), tmp_path / "orbit.mp4"))

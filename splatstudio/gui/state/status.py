@@ -10,6 +10,8 @@ from splatstudio.files.path_words import path_words
 from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_advice, plateau_words, stopped_sentence
 
+PAUSE = "Pause"  # what the button says of a training
+
 # What the groups of the configuration are called; one that is not listed is called by its name.
 GROUPS = {
     "": "Training",
@@ -215,9 +217,9 @@ def choice_of(
     if (step := step_to_show(status, resume_step, newest_step)) is not None:
         return Choice(f"Show step {step:,}")
     if will_pause is not None:
-        return Choice("Resume" if will_pause else "Pause")
+        return Choice("Resume" if will_pause else PAUSE)
     if status.state == "training":
-        return Choice("Pause")
+        return Choice(PAUSE)
     if status.state in ("starting", "loading"):  # a training, or a saved model
         return Choice("Starting …" if status.state == "starting" else "Loading …", enabled=False)
     if status.state == "restarting":

@@ -249,6 +249,14 @@ class Holder:
         return f"process {self.pid} on {self.host} (since {self.since})"
 
 
+def lock_holder(run_dir: Path) -> Holder | None:
+    """Return the process that trains a run, or has ended without releasing it; None where none is named."""
+    try:
+        return _holder(read_input(run_dir / "lock"))
+    except OSError:
+        return None
+
+
 class RunLock:
     """Holds `lock` in a run folder until `release`, or until the process ends.
 
@@ -270,6 +278,7 @@ class RunLock:
         self._descriptor = descriptor
         me = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
         rewrite(descriptor, (json.dumps(me) + "\n").encode())
+        os.fsync(descriptor)  # other machines look for it
 
     @property
     def in_place(self) -> bool:

@@ -21,7 +21,7 @@ from splatstudio.operating_system import new_group, was_killed
 from splatstudio.poses.contact_sheet import write_contact_sheet
 from splatstudio.poses.input import changes, find_sources
 from splatstudio.poses.install import refuse_without_colmap
-from splatstudio.poses.records import Failed, PoseReport, Refused, StageEnd, StageStep, write_record
+from splatstudio.poses.records import NoRoom, PoseReport, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.words import report_text
 from splatstudio.scene.layout import estimated_poses, is_video, pose_files, poses_below
@@ -33,7 +33,7 @@ STAGES = {
     "matches": "Matching",
     "poses": "Estimating poses",
 }
-Line = StageStep | Refused | Failed | StageEnd
+Line = StageStep | Refused | NoRoom | StageEnd
 KEPT = "what was finished is kept, and the same command goes on from there"
 FULL_BYTES = 1 << 20  # with less room on a disk nothing can be done, and natively no word is said of it
 
@@ -218,7 +218,7 @@ def _run(
     stop.check()
     if isinstance(last, Refused):
         raise ValueError(last.sentence)
-    if isinstance(last, Failed):
+    if isinstance(last, NoRoom):
         raise StageDied(f"{last.sentence}; {KEPT}")
     if not isinstance(last, StageEnd) or code != 0:
         raise _died(stage, code, store)
@@ -227,8 +227,8 @@ def _run(
 
 def _follow(
     stage: str, process: subprocess.Popen[bytes], on_progress: OnProgress | None
-) -> Refused | Failed | StageEnd | None:
-    last: Refused | Failed | StageEnd | None = None
+) -> Refused | NoRoom | StageEnd | None:
+    last: Refused | NoRoom | StageEnd | None = None
     first: tuple[float, int] | None = None
     for line in _lines(process):
         if not isinstance(line, StageStep):

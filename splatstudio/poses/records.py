@@ -75,7 +75,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     sentence: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class NoRoom(msgspec.Struct, frozen=True, tag=True):
     """Why the machine could not do a stage, as for want of room: one sentence; what is finished is good."""
 
     sentence: str

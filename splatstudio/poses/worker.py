@@ -16,7 +16,7 @@ import msgspec
 from splatstudio.error_text import as_utf8, in_words
 from splatstudio.files.outputs import open_output
 from splatstudio.operating_system import end_with_parent, give_way, peak_memory
-from splatstudio.poses.records import Announce, Failed, Manifest, Refused, StageEnd, StageStep, write_record
+from splatstudio.poses.records import Announce, Manifest, NoRoom, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore
 
 NICENESS = 10
@@ -47,7 +47,7 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
             assert manifest is not None, "the first stage has written it"
             _with_colmap(stage, store, manifest, announce)
     except (ValueError, OSError, MemoryError) as error:
-        kind = Refused if isinstance(error, ValueError) else Failed
+        kind = Refused if isinstance(error, ValueError) else NoRoom
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             error.filename = str(store.path)
         os.write(lines, msgspec.json.encode(kind(as_utf8(in_words(error)))) + b"\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from splatstudio.checkpoints.checkpoint import manifest_digest
+from splatstudio.checkpoints.manifest import SEAL, read_manifest
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.files.run import lock_holder
@@ -47,7 +47,9 @@ def agree(ranks: Ranks, job: TrainJob, scene: Scene) -> Facts:
     Raises FailedTogether, on all of them, with one sentence where a rank has something else than rank 0.
     """
     own = _facts(job, scene)
-    told = [msgspec.json.decode(each, type=Facts) for each in ranks.all_gather_bytes(msgspec.json.encode(own))]
+    told = [
+        msgspec.json.decode(each, type=Facts) for each in ranks.all_gather_bytes(msgspec.json.encode(own))
+    ]
     first = told[0]
     for rank, other in enumerate(told):
         if (problem := _difference(first, other)) is not None:
@@ -80,7 +82,7 @@ def _facts(job: TrainJob, scene: Scene) -> Facts:
         **_dotted(to_json(job.config)),
         **{name: msgspec.json.encode(value).decode() for name, value in job.settings},
     }
-    sizes = sorted((view.camera.name, view.camera.width, view.camera.height) for view in scene.views)
+    sizes = sorted((view.name, view.camera.width, view.camera.height) for view in scene.views)
     return Facts(
         host=socket.gethostname(),
         process=os.getpid(),
@@ -90,7 +92,7 @@ def _facts(job: TrainJob, scene: Scene) -> Facts:
         num_photos=len(scene.photos),
         num_points=len(scene.points),
         names=sha256(msgspec.json.encode(sizes)).hexdigest(),
-        checkpoint="" if job.checkpoint is None else manifest_digest(job.checkpoint),
+        checkpoint="" if job.checkpoint is None else read_manifest(job.checkpoint).get(SEAL, ""),
     )
 
 
@@ -108,7 +110,9 @@ def _dotted(values: dict[str, object], before: str = "") -> dict[str, str]:
 def _difference(first: Facts, other: Facts) -> str | None:
     """Return how a rank differs from rank 0, as the end of a sentence; None: it does not."""
     if other.release != first.release:
-        return f"has splatstudio {other.release}, rank 0 has {first.release}: install the same on all machines"
+        return (
+            f"has splatstudio {other.release}, rank 0 has {first.release}: install the same on all machines"
+        )
     names = sorted({*first.settings, *other.settings})
     differing = [name for name in names if first.settings.get(name) != other.settings.get(name)]
     if differing:
@@ -119,10 +123,14 @@ def _difference(first: Facts, other: Facts) -> str | None:
         more = f", and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         return f"was started otherwise than rank 0 ({told}{more}): give all ranks the same command"
     if (other.num_photos, other.num_points, other.names) != (first.num_photos, first.num_points, first.names):
+        here = f"{other.num_photos} photos and {other.num_points} points"
+        there = f"{first.num_photos} photos and {first.num_points} points"
         return (
-            f"has another scene at {other.scene} ({other.num_photos} photos and {other.num_points} points) than"
-            f" rank 0 at {first.scene} ({first.num_photos} and {first.num_points}): put the same on all machines"
+            f"has another scene at {other.scene} ({here}) than rank 0 at {first.scene} ({there}): put the"
+            " same on all machines"
         )
     if other.checkpoint != first.checkpoint:
-        return "would go on from another checkpoint than rank 0: --run must be on a disk that all machines share"
+        return (
+            "would go on from another checkpoint than rank 0: --run must be on a disk that all machines share"
+        )
     return None

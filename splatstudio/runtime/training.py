@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -29,11 +28,13 @@ from splatstudio.models.model import Model
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime import messages
 from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.agreement import Facts, agree, wait_for_run
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.shared_views import SharedViews
 from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_on_scores
 from splatstudio.runtime.view_renderer import ShownModel
 from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.training.precision import note_on_precision
 from splatstudio.training.session import (
@@ -47,7 +48,6 @@ from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
-SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk
 KEPT = ". The model is kept: make room on the disk, then save again."
 LOST = "; the steps since the last checkpoint are lost."
 
@@ -71,6 +71,7 @@ class Training:
         self._pause_at: int | None = None  # the step after which to pause, where one was given
         self._news = TrainingNews(context.emit)
         self._report_due = 0.0
+        self._leader: Facts | None = None  # rank 0, where a launcher has started the ranks
         self._in_run = False  # whether a rank beside 0 prints into the run's folder
 
     def begin(self) -> None:
@@ -186,7 +187,10 @@ class Training:
             return
         self._change_state("loading")
         ranks = self._context.ranks()
-        trainer = self._trainer = new_trainer(self._job, ranks)
+        scene = load_training_scene(self._job.scene_path, self._job.config)
+        if self._context.launched and ranks.num_ranks > 1:
+            self._leader = agree(ranks, self._job, scene)
+        trainer = self._trainer = new_trainer(self._job, scene, ranks)
         trainer.alive = self._context.alive
         self._figures = RankTimes(ranks)
         if ranks.num_ranks > 1:
@@ -249,7 +253,8 @@ class Training:
             return
         self._in_run = True
         if self._context.launched:
-            wait_for_run(self._job.run_dir)
+            assert self._leader is not None, "all ranks have agreed"
+            wait_for_run(self._job.run_dir, self._leader)
         self._context.log_into(log_of(self._job.run_dir))
 
     # ---- what all ranks do together beside the steps
@@ -506,12 +511,11 @@ class RankTimes:
         return figures
 
 
-def new_trainer(job: messages.TrainJob, ranks: Ranks) -> Trainer:
+def new_trainer(job: messages.TrainJob, scene: Scene, ranks: Ranks) -> Trainer:
     """Return the Trainer of this rank, with the job's live settings; all ranks call it.
 
-    Raises what loading the scene, the checkpoint and the start of a training raise.
+    Raises what loading the checkpoint and the start of a training raise.
     """
-    scene = load_training_scene(job.scene_path, job.config)
     if job.checkpoint is not None:
         overrides = {name: getattr(job.config, name) for name in FREE_ON_RESUME}
         trainer = Trainer.resume(scene, job.checkpoint, ranks=ranks, **overrides)
@@ -520,19 +524,6 @@ def new_trainer(job: messages.TrainJob, ranks: Ranks) -> Trainer:
     for path, value in job.settings:
         trainer.update_setting(path, value)
     return trainer
-
-
-def wait_for_run(run_dir: Path) -> None:
-    """Wait for a run that another machine has made; ValueError where it does not come to be seen here."""
-    deadline = time.monotonic() + SEEN_SECONDS
-    # Listing a folder has a network disk look again; asking for a name may be answered from memory.
-    while not (run_dir.is_dir() and "run.json" in os.listdir(run_dir)):
-        if time.monotonic() >= deadline:
-            raise ValueError(
-                f"the machine {socket.gethostname()} does not see {run_dir}: --run must be on a disk that"
-                " all machines share"
-            )
-        time.sleep(SEEN_POLL_SECONDS)
 
 
 def _is_memory(error: Exception) -> bool:

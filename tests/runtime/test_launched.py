@@ -223,7 +223,7 @@ def slurm_rank(rank: int, port: int, *arguments: object) -> StartedProgram:
     environment = {**os.environ, **{name: str(value) for name, value in step.items()}}
     environment |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     script = (
-        "from splatstudio.runtime import training; training.SEEN_SECONDS = 1.0\n"
+        "from splatstudio.runtime import agreement; agreement.SEEN_SECONDS = 1.0\n"
         "from splatstudio.cli.main import main; main()"
     )
     return start_program("-c", script, "train", *arguments, env=environment, stderr=subprocess.STDOUT)
@@ -242,6 +242,23 @@ def test_a_machine_that_does_not_see_the_run_says_so(blob_folder: Path, tmp_path
         assert f"waiting for 2 ranks at localhost:{port}" in told
         first = ranks[0].communicate(timeout=100)[0]
         assert ranks[0].returncode != 0 and f"waiting for 2 ranks at localhost:{port}" in first
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_ranks_that_were_started_otherwise_say_so_and_train_nothing(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    port, run = free_port(), tmp_path / "run"
+    same = (blob_folder, "--run", run, "--steps", "100000")
+    ranks = [slurm_rank(0, port, *same), slurm_rank(1, port, *same, "--strategy", "mcmc")]
+    try:
+        for rank in ranks:
+            told = " ".join(rank.communicate(timeout=150)[0].split())
+            assert rank.returncode == 2, told
+            assert 'strategy is "mcmc", not "default"' in told and "the same command" in told, told
+        assert not run.exists()
     finally:
         for rank in ranks:
             rank.kill()

@@ -153,6 +153,8 @@ class Route:
         """Raise ValueError unless just one way is chosen."""
         if (self.path is not None) + self.orbit + self.spiral != 1:
             raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
+        if self.path is None and self.path_scale != 1:
+            raise ValueError("--path-scale is for the positions of a file: give --path FILE, too")
 
 
 @dataclass(frozen=True)

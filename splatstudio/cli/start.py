@@ -273,6 +273,7 @@ def _runs() -> Iterator[Entry]:
             run = Run.open(folder)
             begun = datetime.fromtimestamp((folder / "run.json").stat().st_mtime)
             detail = f"{figures_of_run(folder)} · {run.scene_path}, begun {begun:%Y-%m-%d %H:%M}"
-            yield Entry(folder, detail, is_run=True)
+            # A link is neither renamed nor deleted.
+            yield Entry(folder, detail, is_run=not folder.is_symlink())
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
             yield Entry(folder, in_words(error), is_run=True)

@@ -152,6 +152,7 @@ def _frames(folder: Path) -> Iterator[Write]:
 @contextmanager
 def _video(path: Path, codec: str, camera: Camera, fps: float, quality: VideoQuality) -> Iterator[Write]:
     # Here alone: a training does not need the encoders, nor wait for them to be loaded.
+    from av.error import FFmpegError
     from imageio.plugins.pyav import PyAVPlugin
 
     # The index goes before the pictures, so that a browser shows the video while it loads.
@@ -172,10 +173,14 @@ def _video(path: Path, codec: str, camera: Camera, fps: float, quality: VideoQua
         file.set_video_filter([to_bt709, ("format", "yuv420p")])
         yield lambda number, image: file.write_frame(image)
         file.close()
-    except BaseException:
+    except BaseException as error:
         # The plugin would flush again when it is collected, into a file that is gone. What it still holds
         # of the file goes with it: why there is no video is what is raised here.
         file._video_stream = file._container = None
         with suppress(OSError):
             file.close()
+        if isinstance(error, FFmpegError) and not isinstance(error, OSError):
+            size = f"{camera.width} x {camera.height}"
+            why = f"a {path.suffix} video of {size} pixels cannot be encoded"
+            raise ValueError(f"{why}: choose a smaller size, or PNG frames in a folder") from error
         raise

@@ -29,6 +29,7 @@ from splatstudio.runtime.channel.remote_server import (
     MAX_HELLO,
     PING_SECONDS,
     PROTOCOL,
+    QUIET,
     REMOTE_COMMANDS,
     SEND_SECONDS,
     Greeting,
@@ -111,6 +112,7 @@ def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
             close_timeout=1.0,
             proxy=None,
             user_agent_header=None,
+            logger=QUIET,  # a line that goes dead is told where it is missed
         )
     except (InvalidHandshake, InvalidMessage) as error:
         # A port that a training has left may belong to another program for a while.

@@ -515,10 +515,10 @@ class WorkerClient:
             self._supervisor.join(10.0)
         self._forget_first_log(failed=self.state == "failed")
 
-    def kill(self) -> None:
-        """End the worker at once; unsaved steps are lost."""
+    def kill(self, *, quietly: bool = False) -> None:
+        """End the worker at once; unsaved steps are lost. `quietly` where that is what was asked for."""
         failed = self.state == "failed"
-        self._supervisor.kill()
+        self._supervisor.kill(quietly=quietly)
         self._supervisor.join(10.0)
         self._forget_first_log(failed=failed)
 

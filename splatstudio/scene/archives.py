@@ -30,6 +30,7 @@ MOST_FILES = 200_000
 MOST_HEADER_BYTES = 1 << 20  # of a tar's long names, which are read into memory
 MIN_FREE_BYTES = 2 << 30  # what is left of the disk
 BLOCK = 1 << 20
+UTF8_FLAG = 1 << 11  # of a ZIP's entry: its name is in UTF-8, not in that of MS-DOS
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -37,7 +38,6 @@ DAMAGE = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     UnicodeError,
 )
 
@@ -105,6 +105,12 @@ def unpacked(path: Path) -> Path:
     except DAMAGE as error:
         reason = first_line(error)[:200]
         raise ValueError(f"{path} is cut off or damaged ({reason}): copy or download it again") from error
+    except NotImplementedError as error:  # of the ways in which a ZIP may be packed
+        reason = first_line(error)[:200]
+        raise ValueError(
+            f"{path} is packed in a way that is not known here ({reason}): unpack it with another program,"
+            " and open that folder"
+        ) from error
     except OSError as error:
         if _stamp_of(folder)[0] == stamp and not earlier.exists():  # another process was faster
             return folder
@@ -220,7 +226,17 @@ def _of_zip(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Ent
     if info.flag_bits & 1:
         raise ValueError(f"{path} is locked with a password: unpack it yourself, and open that folder")
     is_link = info.external_attr >> 28 == 0o12  # the kind of file, in the mode of Unix
-    return _Entry(info.filename, info.file_size, None if is_link else lambda: archive.open(info))
+    return _Entry(_name_in_zip(info), info.file_size, None if is_link else lambda: archive.open(info))
+
+
+def _name_in_zip(info: zipfile.ZipInfo) -> str:
+    """Return a name, which some programs, as that of macOS, write in UTF-8 without saying so."""
+    if info.flag_bits & UTF8_FLAG:
+        return info.filename
+    try:
+        return info.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.filename
 
 
 def _of_tar(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Entry:

@@ -98,6 +98,8 @@ class ImageFolder:
     def find(self, name: str) -> Path | None:
         """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
         exact = self._by_name.get(name)
+        if exact is not None and exact.is_symlink() and not exact.exists():
+            return None  # the photo is gone, of which an estimation has kept the link
         if exact is not None:
             return exact
         for key in (_stem(name), name.lower()):  # the second: `name` has no ending but a dot in it

@@ -49,7 +49,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(WorkerClient, "start", lambda self: note("start", self))
     monkeypatch.setattr(WorkerClient, "send", lambda self, order: note(type(order).__name__, self))
     monkeypatch.setattr(WorkerClient, "close", lambda self: note("closed", self))
-    monkeypatch.setattr(WorkerClient, "kill", lambda self: note("killed", self))
+    monkeypatch.setattr(WorkerClient, "kill", lambda self, **_: note("killed", self))
     return calls
 
 

@@ -22,9 +22,10 @@ from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.scene_overlay import PathEditor, PathScene
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.tasks import News
-from splatstudio.gui.tabs.render import MotionSection
+from splatstudio.gui.tabs.render import MotionSection, OutputSection
 from splatstudio.gui.tabs.train import CAPTURE_OPTIONS, CaptureOption, Setup, options_on
 from splatstudio.gui.tabs.view import BrowserView
+from splatstudio.runtime.messages import JobDone
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, value_of
 from splatstudio.settings.presets import PRESETS
@@ -236,6 +237,31 @@ def test_the_fields_of_a_path_show_again_what_holds(page: Page) -> None:
         editor.change_keyframe(fov_y=7.0)
     with pytest.raises(ValueError, match="more than 0"):
         editor.change_keyframe(seconds=-1.0)
+
+
+def test_a_video_has_the_format_that_is_chosen_or_that_of_a_typed_ending(
+    page: Page, sent: list[Any], tmp_path: Path
+) -> None:
+    editor = PathEditor()
+    for key in random_keys(1, 2):
+        editor.add(key)
+    section = OutputSection(page, editor)
+    suggested = Path(section._file.value)
+    client = cast(Any, SimpleNamespace(client_id=0))
+    for typed, made in (
+        ("my clip", "my clip.mp4"),
+        ("my clip v1.2", "my clip v1.2.mp4"),
+        ("clip.webm", "clip.webm"),
+        (f"{tmp_path}/", str(tmp_path / suggested.name)),
+    ):
+        section._format.value = "MP4 (H.264), small"
+        as_user(section._file, typed)
+        section._start(client)
+        assert sent[-1].output == suggested.parent / made and sent[-1].quality == "small", typed
+        assert section._format.value.startswith("WebM" if typed.endswith("webm") else "MP4")
+        page.tasks.follow(JobDone(sent[-1].job, sent[-1].output, 1))
+    as_user(section._fps, 23.976)
+    assert editor.path.fps == 23.976 and section._fps.precision == 3
 
 
 def test_a_browser_that_leaves_while_its_view_is_refreshed_is_left_alone(server: viser.ViserServer) -> None:

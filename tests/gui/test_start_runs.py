@@ -123,6 +123,8 @@ def test_only_runs_within_bounds_and_no_links_are_changed(page: StartPage, folde
     outside = Run.create(folder.parent / "outside", folder, TrainConfig()).path
     (folder / "runs" / "link").symlink_to(outside)
     (folder / "runs" / "near").symlink_to(folder / "runs" / "one")
+    changeable = {entry.path.name: entry.is_run for entry in start_content().lists[0][1]}
+    assert changeable == {"one": True, "two": True, "link": False, "near": False}
     visitor = Visitor(page)
     for path in (
         outside,

@@ -25,7 +25,7 @@ from splatstudio.cameras.path_file import write_camera_path
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import Model, load_model, own_orbit
-from splatstudio.models.video import render_path
+from splatstudio.models.video import render_path, write_frames
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import RenderOptions, render_image
 
@@ -201,6 +201,9 @@ def test_outputs_that_cannot_be_written_give_one_sentence(
         render_path(model, path.cameras(), Path("/proc/a.mp4"), fps=24)
     with pytest.raises(ValueError, match="no keyframes"):
         render_path(model, [], tmp_path / "a.mp4", fps=24)
+    wide, pixels = path.cameras()[0].resized(70_000, 16), np.zeros((16, 70_000, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"70000 x 16 pixels cannot be encoded: choose a smaller size"):
+        write_frames(lambda camera: pixels, [wide], tmp_path / "a.mp4", fps=24)
     mixed = [path.cameras()[0], path.cameras()[1].resized(50, 50)]
     with pytest.raises(ValueError, match="one size"):
         render_path(model, mixed, tmp_path / "a.mp4", fps=24)
@@ -249,6 +252,7 @@ def test_the_command_says_what_is_missing(ply: Path, tmp_path: Path, command: Co
         ((), "one of --path FILE, --orbit, --spiral"),
         (("--orbit", "--spiral"), "one of --path FILE, --orbit, --spiral"),
         (("--spiral",), "--scene"),
+        (("--orbit", "--path-scale", "3"), "--path-scale is for the positions of a file"),
         (("--path", tmp_path / "absent.json"), "absent.json"),
     ]:
         code, printed = command("render", ply, *options, *output)

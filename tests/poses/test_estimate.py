@@ -115,6 +115,8 @@ def test_photos_that_come_go_and_change_are_noticed(copy: Path) -> None:
     shutil.move(copy / "later_000.jpg", copy / "room_000.jpg")  # another picture of the same name
     note = note_on_changes(copy)
     assert note is not None and "1 changed, 1 gone" in note and "splatstudio poses" in note
+    scene = load_scene(copy)
+    assert len(scene.views) == NUM - 1 and "1 listed image" in scene.notes[0], "what is left can be opened"
     report = estimate_poses(copy)
     assert report.num_photos == 8 and note_on_changes(copy) is None
     after = keypoints(copy)

@@ -358,6 +358,7 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start
     assert process.returncode == 130 and seconds < AT_ONCE and "Traceback" not in output
     assert newest_checkpoint(tmp_path / "run") is None
     assert re.search(r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output)
+    assert "press Start" not in output and "SIGKILL" not in output, "nobody else has ended it"
 
 
 def test_ctrl_c_in_open_while_nothing_is_unsaved(start: Start) -> None:

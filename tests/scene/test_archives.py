@@ -146,6 +146,17 @@ def test_notes_of_macos_on_files_are_no_photos(folder: Path, tmp_path: Path) -> 
     assert not list(unpacked(path).rglob("._*")) and not load_scene(path).unposed
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_names_in_utf_8_are_read_as_such(tmp_path: Path, says_so: bool) -> None:
+    path = zipped(tmp_path / "a.zip", {"Fuchs für 1.png": b"1"})
+    if not says_so:
+        content = bytearray(path.read_bytes())
+        for at in (content.find(b"PK\x03\x04") + 7, content.rfind(b"PK\x01\x02") + 9):
+            content[at] &= ~8
+        path.write_bytes(content)
+    assert (unpacked(path) / "Fuchs für 1.png").read_bytes() == b"1"
+
+
 def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("link.png")
     link.external_attr = 0o120777 << 16
@@ -189,6 +200,12 @@ def overstated(path: Path) -> None:
     path.write_bytes(content)
 
 
+def deflate64(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8] = content[content.rfind(b"PK\x01\x02") + 10] = 9  # how it is packed, said twice
+    path.write_bytes(content)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
 
@@ -199,6 +216,7 @@ def unnamed(path: Path) -> None:
 
 BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (cut, "is cut off or damaged"),
+    (deflate64, "is packed in a way that is not known here .*: unpack it with another program"),
     (unnamed, "a file has no name"),
     (locked, "is locked with a password: unpack it yourself"),
     (overstated, "needs more than 4.3 GB where it lies, and 1.0 GB can be used"),

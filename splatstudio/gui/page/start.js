@@ -3,7 +3,7 @@
   const block = 256 * 1024, ahead = 4 * 1024 * 1024;  // bytes of a message, and that the browser holds ready
   const told = document.getElementById("drop-told"), bar = document.getElementById("drop-bar");
   if (!told) return;
-  const {key, endpoint} = told.dataset;
+  const {key, endpoint, files: most} = told.dataset;
   let busy = false;
 
   const say = text => { told.textContent = text; };
@@ -47,6 +47,10 @@
 
   const copy = async files => {
     if (busy) return;
+    if (files.length > most) {
+      say(`${files.length.toLocaleString("en")} files are more than the ${Number(most).toLocaleString("en")} that can be copied at once.`);
+      return;
+    }
     busy = true;
     bar.hidden = false;
     const line = new WebSocket(`${location.origin.replace("http", "ws")}${endpoint}`);

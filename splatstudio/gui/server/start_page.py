@@ -71,7 +71,7 @@ from splatstudio.gui.server.thumbnails import PLACEHOLDER, thumbnail_of
 _RELOAD_SECONDS = 1
 _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
-_LIST_BYTES = 4 << 20  # of the list of files that are dropped; their blocks are smaller
+_LIST_BYTES = 16 << 20  # of the list of files that are dropped; their blocks are smaller
 _TOLD_SECONDS = 30.0  # for which what failed is told again
 _SILENT_SECONDS = 60.0  # of a browser that copies files
 _LOOK_SECONDS = 0.5  # whether the page has ended meanwhile

@@ -15,7 +15,7 @@ from splatstudio.error_text import as_sentence
 from splatstudio.files.run_folder import LONGEST_NAME, RunContent
 from splatstudio.gui.amounts import counted, size
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
-from splatstudio.gui.server.dropped_files import MOST_BYTES
+from splatstudio.gui.server.dropped_files import MOST_BYTES, MOST_FILES
 from splatstudio.gui.server.folder_listing import (
     MOST_NAMES,
     MOST_SHOWN,
@@ -130,6 +130,7 @@ def front_page(content: StartContent, key: str, told: Told, comparable: Callable
         drops=escape(str(content.folder / DROPS)),
         most=f"{MOST_BYTES // 10**9} GB",
         endpoint=DROP,
+        files=MOST_FILES,
     )
     return _page("splatstudio", front)
 

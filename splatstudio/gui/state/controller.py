@@ -181,7 +181,7 @@ class Controller(FrameSource):
         """End the worker at once; what is unsaved is lost."""
         for other in (self.preview, self.beside):
             other.end(at_once=True)
-        self._worker.kill()
+        self._worker.kill(quietly=True)
 
     @property
     def unsaved(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +51,7 @@ FORMATS: dict[str, tuple[str, VideoQuality]] = {
     "PNG frames in a folder": ("", "full"),
 }
 ENDINGS = {ending for ending, _ in FORMATS.values()}
+NAMES = {(ending, quality): name for name, (ending, quality) in FORMATS.items()}
 SHOWN = "As your browser shows the model: mode, background and splat scale of the View tab."
 PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
 
@@ -73,7 +75,10 @@ class OutputSection(Panel):
         self._asked_custom = False
         size = gui.add_dropdown("Size", (*self._sizes, CUSTOM))
         custom = gui.add_vector2("Pixels", (1280, 720), min=(2, 2), max=(MAX_SIZE, MAX_SIZE), step=2)
-        fps = gui.add_number("Frame rate", 30.0, min=1.0, max=240.0, step=1.0, hint="Frames a second.")
+        fps = self._fps = gui.add_number(
+            "Frame rate", 30.0, min=1.0, max=240.0, step=1.0, hint="Frames a second."
+        )
+        fps.precision = 3  # digits, as 23.976 has
         self.add(Field(size, self._named_size, self._choose_size))
         self.add(
             Field(custom, lambda: (float(editor.path.width), float(editor.path.height)), self._choose_pixels)
@@ -89,6 +94,7 @@ class OutputSection(Panel):
         self._render = self.button("Render", self._start, ACCENT, disabled=True)
         self.add(TaskBar(page, RenderPath))
         self._format.on_update(lambda _: self._follow_name())
+        self._file.on_update(lambda _: self._follow_ending())
 
     def refresh(self) -> None:
         """Show the path's format and the task as they are now."""
@@ -136,14 +142,25 @@ class OutputSection(Panel):
         else:
             self._suggested = self._file.value = suggestion
 
+    def _follow_ending(self) -> None:
+        """Let the format be that of an ending which somebody typed, of the same quality."""
+        typed = Path(self._file.value.strip()).suffix.lower()
+        ending, quality = FORMATS[self._format.value]
+        if typed != ending and (named := NAMES.get((typed, quality))) is not None and typed:
+            self._format.value = named
+
     def _start(self, client: viser.ClientHandle) -> None:
         path = self._editor.path
         if not path.keyframes:
             return
+        ending, quality = FORMATS[self._format.value]
         wanted = output_path(self._file.value, self._suggested)
+        if ending and self._file.value.rstrip().endswith(("/", os.sep)):
+            wanted /= Path(self._suggested).name
+        if ending and wanted.suffix.lower() not in ENDINGS - {""}:
+            wanted = wanted.with_name(wanted.name + ending)
         check_output(wanted)
         output = self.page.free(wanted) if wanted.suffix else wanted
-        _, quality = FORMATS[self._format.value]
         self.page.tasks.submit(RenderPath(path, output, quality, options_of(self.page, client)))
 
 

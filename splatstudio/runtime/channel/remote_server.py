@@ -84,7 +84,7 @@ JPEG_QUALITY = 90
 
 log = logging.getLogger("splatstudio.runtime")
 # What strangers send is their affair: it would fill the log of a training.
-_quiet = logging.getLogger("splatstudio.runtime.websockets")
+QUIET = logging.getLogger("splatstudio.runtime.websockets")
 
 
 class Greeting(Struct, frozen=True):
@@ -179,7 +179,7 @@ def shut(line: socket.socket) -> None:
         return  # it has gone
 
 
-_quiet.setLevel(logging.CRITICAL)
+QUIET.setLevel(logging.CRITICAL)
 
 
 def checked_remote_command(data: bytes | str) -> Command:
@@ -276,7 +276,7 @@ class RemoteServer:
             ping_timeout=GONE_SECONDS,
             close_timeout=1.0,
             server_header=None,
-            logger=_quiet,
+            logger=QUIET,
         )
         # Not its own loop: threads that are no daemons would keep a training's process from ending.
         threading.Thread(target=self._accept, name="remote", daemon=True).start()

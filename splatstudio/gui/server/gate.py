@@ -57,7 +57,8 @@ _log = logging.getLogger(__name__)
 _ANY = "The gate of the studio's page refused something for the first time: %s."
 _NEWS = {
     "token": "Rejected a tab with an old token (%s). Open the address that "
-    "is printed here; a tab of an earlier studio can be closed."
+    "is printed here; a tab of an earlier studio can be closed.",
+    "value": "Something that was typed on the page is out of its field's bounds and was not taken (%s).",
 }
 
 _START_SECONDS = 30.0

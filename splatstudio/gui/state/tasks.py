@@ -310,7 +310,7 @@ class News:
         self._server, self._changed = server, changed
         self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
         self._missed: list[Notice] = []
-        self._stays: tuple[Notice, list[viser.NotificationHandle]] | None = None  # what was told last
+        self._stays: dict[Notice, list[viser.NotificationHandle]] = {}  # what went wrong, the last few
         self._lock = threading.Lock()
         server.on_client_connect(self._catch_up)
 
@@ -331,13 +331,14 @@ class News:
             if not clients:
                 others = [missed for missed in self._missed if missed != notice]
                 self._missed = [*others, notice][-NUM_KEPT:]
-            before, self._stays = self._stays, None
-        if before is not None and before[0] == notice:
-            for handle in before[1]:
-                handle.remove()
+            before = self._stays.pop(notice, [])
+        for handle in before:
+            handle.remove()
         shown = [_show(client, notice, stays=notice.bad) for client in clients]
         with self._lock:
-            self._stays = (notice, shown) if notice.bad else None
+            if notice.bad:
+                self._stays[notice] = shown
+                self._stays = dict(list(self._stays.items())[-NUM_KEPT:])
         self._changed()
 
     def note(self, notice: Notice) -> None:
@@ -364,7 +365,10 @@ class News:
         chosen = sorted(missed, key=lambda notice: notice.bad)[-MAX_MISSED_SHOWN:]
         for notice in missed:
             if any(notice is other for other in chosen):
-                _show(client, notice, stays=True)
+                handle = _show(client, notice, stays=True)
+                with self._lock:
+                    if notice.bad:
+                        self._stays.setdefault(notice, []).append(handle)
         if len(missed) > len(chosen):
             more = f"{len(missed) - len(chosen):,} more messages while nobody watched"
             _show(client, Notice(more, "They are in the Log tab."), stays=True)

@@ -425,6 +425,7 @@ class Training:
             saved = session.save_if_needed()
         except OSError as error:
             self._emit(messages.Warned(f"Not saved: {reason(error)}{otherwise}"))
+            self._news.stands_still(session.trainer)
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way

@@ -167,6 +167,10 @@ def test_a_restart_for_memory_lowers_the_limit_and_says_so(
     assert config_of_checkpoint(checkpoint).densify.max_gaussians == limit
 
 
+class StoodStill:
+    """The step was told at which it stands."""
+
+
 class Rested(messages.Event, frozen=True):
     """The time of the training stands still."""
 
@@ -189,6 +193,7 @@ def training(told: list[messages.Event], tmp_path: Path) -> Training:
     session = SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=trainer, finished=False)
     session.rest = lambda: told.append(Rested())
     made._session, made._trainer = cast(Any, session), cast(Any, trainer)
+    made._news = cast(Any, SimpleNamespace(stands_still=lambda trainer: told.append(cast(Any, StoodStill()))))
     made._state = "training"
     return made
 
@@ -208,4 +213,5 @@ def test_a_closed_training_promises_no_second_try(training: Training, told: list
 def test_a_stopped_training_keeps_its_model(training: Training, told: list[messages.Event]) -> None:
     training.execute(messages.Stop())
     assert isinstance(told[0], Rested), "it may go on later"
+    assert isinstance(told[2], StoodStill) and told[3] == messages.StateChanged("paused", unsaved=True)
     assert sentences(told)[0].endswith("The model is kept: make room on the disk, then save again.")

@@ -263,7 +263,7 @@ def start_content(named: Iterable[Path] = ()) -> StartContent:
 
 def _opened_before(path: Path) -> Entry:
     is_run = os.path.exists(path / "run.json")
-    return Entry(path, figures_of_run(path) if is_run else "", is_run)
+    return Entry(path, figures_of_run(path) if is_run else "", is_run and not path.is_symlink())
 
 
 def _runs() -> Iterator[Entry]:
@@ -276,4 +276,4 @@ def _runs() -> Iterator[Entry]:
             # A link is neither renamed nor deleted.
             yield Entry(folder, detail, is_run=not folder.is_symlink())
         except (ValueError, OSError) as error:  # it is told here, and the others are offered
-            yield Entry(folder, in_words(error), is_run=True)
+            yield Entry(folder, in_words(error), is_run=not folder.is_symlink())

@@ -250,10 +250,13 @@ class Holder:
 
 
 def lock_holder(run_dir: Path) -> Holder | None:
-    """Return the process that trains a run, or has ended without releasing it; None where none is named."""
+    """Return the process that trains a run, or has ended without releasing it; None where none is named.
+
+    Raises OSError where the lock cannot be read, as on disks that keep others from reading what is locked.
+    """
     try:
         return _holder(read_input(run_dir / "lock"))
-    except OSError:
+    except FileNotFoundError:
         return None
 
 

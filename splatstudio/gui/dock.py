@@ -415,6 +415,7 @@ class StatusPanel(Panel):
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)
+        self._rests = False
         self._single, self._meaning = SinglePress(), ShownMeaning(lambda: page.changed(self))
         new = self.button("New training", lambda _: self._begin_new_run(), hint=begins, visible=can_train)
         # It comes when a training ends, where another button was, which somebody may be about to press.
@@ -436,7 +437,7 @@ class StatusPanel(Panel):
             add = page.hotkeys.add
             pause = add("P", "Pause or resume", lambda _: self._press(), "Or start the training")
             save = add("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
-            self.keep(pause, disabled=lambda: not controller.choice().enabled)
+            self.keep(pause, disabled=lambda: self._rests or not controller.choice().enabled)
             self.keep(save, disabled=lambda: not controller.can_order)
 
     def _choose_more(self, event: viser.GuiEvent) -> None:
@@ -463,16 +464,17 @@ class StatusPanel(Panel):
 
     def refresh(self) -> None:
         """Show the present status."""
-        super().refresh()
         controller, status = self.controller, self.controller.status
-        project, choice, other = controller.project, controller.choice(), controller.other_model
+        choice, more = controller.choice(), controller.can_train_more
+        self._rests = not self._meaning.show(MORE if more else choice.label)
+        super().refresh()
+        project, other = controller.project, controller.other_model
         task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
         viewers, newer = self.page.viewport.num_viewers, controller.newer_step
         self._head.content = header_html(project.title, told, viewers, task, other, newer)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
-        more = controller.can_train_more
         self._more.disabled = controller.is_opening_model
         if not controller.is_opening_model:
             self._more.visible, self._typed = more, self._typed and more
@@ -480,8 +482,7 @@ class StatusPanel(Panel):
             self._more.value = suggested_steps(status.step)
         last = status.step + self._more.value
         self._primary.label = f"{MORE} to step {last:,}" if more else choice.label
-        rests = not self._meaning.show(MORE if more else choice.label)
-        self._primary.disabled = rests or not (choice.enabled or more)
+        self._primary.disabled = self._rests or not (choice.enabled or more)
         # What stays in sight when the dock is scrolled or folded up.
         label = panel_label(status, done, task)
         if label != self._label:

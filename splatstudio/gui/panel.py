@@ -146,13 +146,15 @@ class ShownMeaning:
     def show(self, meaning: str) -> bool:
         """Take note of what the button says from now on, and return whether it can be pressed yet."""
         if meaning != self._shown:
-            self._by_itself = self._shown == PAUSE and not self._pressed
+            changed = self._shown == PAUSE or not self._may_be_pressed
+            self._by_itself = changed and meaning != PAUSE and not self._pressed
+            self._rest.is_over(there=False)  # it begins anew
             self._shown, self._pressed = meaning, False
         return self._may_be_pressed
 
     def counts(self, meaning: str) -> bool:
-        """Return whether a press is for what the button means now."""
-        if self._shown not in (None, meaning) or not self._may_be_pressed:
+        """Return whether a press is for what the button means now; to pause is always meant."""
+        if meaning != PAUSE and (self._shown not in (None, meaning) or not self._may_be_pressed):
             return False
         self._pressed = True
         return True

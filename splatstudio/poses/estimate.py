@@ -252,9 +252,16 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[Line]:
         yield decoder.decode(line)
 
 
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:  # the folder has gone
+        return False
+
+
 def _died(stage: str, code: int, store: PoseStore) -> StageDied:
     why = f"with the exit code {code}"
-    if shutil.disk_usage(store.path).free < FULL_BYTES:
+    if _is_full(store.path):
         why = f"as the disk of {store.path} is full: make room there"
     elif was_killed(code):
         why = "by the system, most likely for want of memory: close other programs"

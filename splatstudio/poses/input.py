@@ -6,6 +6,8 @@ Here Pillow works and COLMAP does not: in one process their libraries get into e
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import os
 import shutil
@@ -21,6 +23,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from splatstudio.error_text import as_utf8, first_line
+from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input, sha256_of
 from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
@@ -48,6 +51,8 @@ MASKS = ("masks", "mask")
 SAME = "the same file as "
 IMAGE_FOLDERS = ("images", "input")  # that hold the photos of a scene alone
 
+FLIPPED = (2, 3, 4)  # EXIF orientations that turn pixels within the same size
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ESTALE)  # why a file cannot be opened
 TURNED_BACK = {6: 8, 8: 6}  # the orientation that undoes one; the others undo themselves
 EXIF_IFD, MAKE, MODEL, LENS, FOCAL_LENGTH, FOCAL_35 = 0x8769, 271, 272, 0xA434, 37386, 41989
 
@@ -183,7 +188,7 @@ def changes(store: PoseStore) -> str | None:
             counts["new"] += 1
         elif (then[name].num_bytes, then[name].mtime_ns) != _stamp(path):
             counts["changed"] += 1
-        elif then[name].may_pass:
+        elif _has_passed(then[name]):
             counts["that can be read now"] += _can_be_read(path)
         elif knows_masks and not then[name].left_out and then[name].seconds is None:
             counts["with another mask"] += then[name].mask != _mask_stamp(masks, name)
@@ -260,7 +265,7 @@ def _photo(
     same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
     # One that was left out beside an equal one has no picture here, and may be the only one by now.
     refused = before is not None and before.left_out and not before.left_out.startswith(SAME)
-    refused = refused and before is not None and not before.may_pass
+    refused = refused and before is not None and not _has_passed(before)
     if before is not None and same and (refused or (before.name == name and picture.exists())):
         kept = msgspec.structs.replace(before, mask=mask_stamp)
         if mask is not None and not refused:
@@ -281,9 +286,13 @@ def _photo(
 
 
 def _may_pass(error: ValueError) -> bool:
-    """Return whether the system failed, not the file: Pillow's errors are OSErrors without a number."""
-    cause = error.__cause__
-    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+    """Return whether the file could not even be opened, which is no fault of its content."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in CLOSED
+
+
+def _has_passed(photo: InputPhoto) -> bool:
+    """Return whether what a photo is left out for may have passed; earlier manifests tell by its words."""
+    return photo.may_pass or photo.left_out.startswith("cannot be read: Permission denied")
 
 
 def _can_be_read(path: Path) -> bool:
@@ -345,45 +354,54 @@ def _text(value: object) -> str:
 def _convert(path: Path, target: Path) -> int:
     """Write a HEIC, AVIF or raw file as JPEG, upright, with its EXIF; ValueError where it cannot be decoded.
 
-    Return the EXIF orientation by which its pixels were turned: what else the file tells is of before.
+    Return the EXIF orientation by which its pixels were turned: what else the file tells is of before. Raises
+    OSError where the JPEG cannot be written; nothing of it is left then.
     """
+    orientation = 1
     if path.suffix.lower() in RAW_SUFFIXES:
-        develop(path, target)
-        return 1
+        picture, exif = develop(path)
+    else:
+        picture, exif, orientation = _decoded(path)
+    encoded = io.BytesIO()
+    picture.save(encoded, "JPEG", quality=95, subsampling=0, exif=exif)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(target, encoded.getbuffer())
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _decoded(path: Path) -> tuple[Image.Image, Image.Exif, int]:
+    """Return the upright picture of a HEIC or AVIF file, its EXIF, and the orientation that it had."""
     from pillow_heif import register_heif_opener
 
     register_heif_opener()
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with Image.open(path) as image:
             exif = image.getexif()
             # The decoder of HEIC has turned it already, and says so; that of AVIF leaves it as it is.
             orientation = image.info.get("original_orientation") or exif.get(EXIF_ORIENTATION, 1)
-            upright = ImageOps.exif_transpose(image)
+            upright = ImageOps.exif_transpose(image).convert("RGB")
             exif[EXIF_ORIENTATION] = 1
-            upright.convert("RGB").save(target, quality=95, subsampling=0, exif=exif)
     except (OSError, SyntaxError, ValueError, RuntimeError) as error:
-        target.unlink(missing_ok=True)
         raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
-    return orientation if orientation in range(1, 9) else 1
+    return upright, exif, orientation
 
 
 def _put_mask(mask: Path, place: Path, photo: InputPhoto) -> None:
     """Put a mask into the store; one that COLMAP reads otherwise than a training as black and white alone.
 
-    COLMAP wants it of the size of the stored picture, and turned as that. Raises ValueError for one of other
-    proportions, which no training takes.
+    COLMAP wants it of the size of the stored picture, and turned as that; one in the photo's size is meant
+    upright, but for a photo on its side. Raises ValueError for other proportions, which no training takes.
     """
+    size = (photo.width, photo.height)
     try:
         with Image.open(mask) as image:
             is_plain = image.mode in ("1", "L", "P", "RGB") and not image.has_transparency_data
-            is_plain = is_plain and image.size == (photo.width, photo.height)
+            is_plain = is_plain and image.size == size and photo.orientation not in FLIPPED
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         is_plain = True  # what it says of it is told where it is used
     if is_plain:
         _link(mask, place)
         return
-    size = (photo.width, photo.height)
     upright = read_mask(
         mask, photo.orientation, *(size[::-1] if photo.orientation in EXIF_SIDEWAYS else size)
     )

@@ -23,8 +23,8 @@ def reads_raw() -> bool:
     return find_spec("rawpy") is not None
 
 
-def develop(path: Path, target: Path) -> None:
-    """Write a raw photo as JPEG, upright, with what its EXIF tells of camera, lens and place.
+def develop(path: Path) -> tuple[Image.Image, Image.Exif]:
+    """Return the picture of a raw photo, upright, with what its EXIF tells of camera, lens and place.
 
     ValueError where it cannot be decoded.
     """
@@ -41,8 +41,7 @@ def develop(path: Path, target: Path) -> None:
     exif = _exif_of(data)
     if focal > 0 and FOCAL_LENGTH not in exif.get_ifd(EXIF_IFD):
         exif.get_ifd(EXIF_IFD)[FOCAL_LENGTH] = focal
-    target.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(target, quality=95, subsampling=0, exif=exif)
+    return Image.fromarray(pixels), exif
 
 
 def _exif_of(data: bytes) -> Image.Exif:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ STILL_MOTION = 0.05  # of the picture's side, in all: parallax cannot be seen in
 LOOK_SIDE = 128  # pixels, at which motion is measured
 SHARP_SIDE = 640  # and sharpness
 LOOKS_PER_SECOND = 15.0
+JOIN_SECONDS = 0.5  # by which times go back where another clip begins, not where frames are out of order
 JPEG_QUALITY = 95
 
 
@@ -112,9 +114,9 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
             length = _length(container)
             for index, frame in enumerate(_frames(container)):
                 told = last if frame.time is None else joined + frame.time
-                if told < last:
-                    joined, told = last - (frame.time or 0.0), last
-                last = told
+                if told < last - JOIN_SECONDS:
+                    joined += last - told
+                last = max(last, told)
                 if last < due and looks:
                     continue
                 due = last + 1 / LOOKS_PER_SECOND
@@ -209,7 +211,9 @@ def _write(
             look = wanted.pop(index)
             image = frame.to_image().rotate(frame.rotation, expand=True)
             name = f"frame_{index:06d}.jpg"
-            image.save(folder / name, quality=JPEG_QUALITY, subsampling=0)
+            encoded = io.BytesIO()  # at once, so that a full disk is an error
+            image.save(encoded, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+            (folder / name).write_bytes(encoded.getbuffer())
             announce(1 - len(wanted) / len(chosen))
             yield WrittenFrame(name, look.seconds, image.width, image.height, look.sharpness)
             if not wanted:

@@ -5,6 +5,7 @@ A launcher starts each rank by a command line of its own machine, which may diff
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,8 @@ from splatstudio.files.run import lock_holder
 from splatstudio.runtime.messages import TrainJob
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import to_json
+
+log = logging.getLogger("splatstudio.runtime")
 
 SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk
 MOST_NAMED = 5  # settings that differ
@@ -66,7 +69,11 @@ def wait_for_run(run_dir: Path, leader: Facts) -> None:
     while True:
         # Listing a folder has a network disk look again; asking for a name may be answered from memory.
         there = run_dir.is_dir() and "run.json" in os.listdir(run_dir)
-        holder = lock_holder(run_dir) if there else None
+        try:
+            holder = lock_holder(run_dir) if there else None
+        except OSError as error:
+            log.info("whose run %s is cannot be seen: %s", run_dir, error)
+            return
         if holder is not None and (holder.pid, holder.host) == (leader.process, leader.host):
             return
         if time.monotonic() >= deadline:

@@ -93,20 +93,23 @@ class ImageFolder:
     def find_below(self, name: str) -> Path | None:
         """Return the only picture called `name`, which has no folder in it, here and below, or None."""
         found = self._by_last.get(_stem(name), [])
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 and not _leads_nowhere(found[0]) else None
 
     def find(self, name: str) -> Path | None:
         """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
         exact = self._by_name.get(name)
-        if exact is not None and exact.is_symlink() and not exact.exists():
-            return None  # the photo is gone, of which an estimation has kept the link
         if exact is not None:
-            return exact
+            return None if _leads_nowhere(exact) else exact
         for key in (_stem(name), name.lower()):  # the second: `name` has no ending but a dot in it
             paths = self._by_stem.get(key, [])
             if len(paths) == 1:
-                return paths[0]
+                return None if _leads_nowhere(paths[0]) else paths[0]
         return None
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Return whether a file is gone of which a link is kept, as by an estimation of poses."""
+    return path.is_symlink() and not path.exists()
 
 
 def is_apple_double(name: str) -> bool:

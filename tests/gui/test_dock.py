@@ -86,6 +86,11 @@ def test_who_wants_to_pause_never_trains_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert ended.wait(60) and meaning.show("Train on") and meaning.counts("Train on")
     assert meaning.show("Pause") and meaning.counts("Pause")
     assert meaning.show("Resume") and meaning.counts("Resume"), "who has paused can resume at once"
+    assert meaning.counts("Pause"), "to pause is always meant"
+    meaning.show("Resume")
+    meaning.show("Pause")
+    assert not meaning.show("Save again") and not meaning.show("Train on"), "the rest begins anew"
+    assert not meaning.counts("Train on")
 
 
 def test_a_model_that_is_worked_with_is_not_put_away(

@@ -253,13 +253,20 @@ def test_a_video_has_the_format_that_is_chosen_or_that_of_a_typed_ending(
         ("my clip v1.2", "my clip v1.2.mp4"),
         ("clip.webm", "clip.webm"),
         (f"{tmp_path}/", str(tmp_path / suggested.name)),
+        (str(tmp_path), str(tmp_path / suggested.name)),
+        (f"{tmp_path}/my.webm/clip", f"{tmp_path}/my.webm/clip.mp4"),
     ):
-        section._format.value = "MP4 (H.264), small"
+        as_user(section._format, "MP4 (H.264), small")
+        for end in (len(typed) // 2, len(typed) - 5, len(typed)):  # letter by letter
+            as_user(section._file, typed[:end])
         as_user(section._file, typed)
         section._start(client)
         assert sent[-1].output == suggested.parent / made and sent[-1].quality == "small", typed
         assert section._format.value.startswith("WebM" if typed.endswith("webm") else "MP4")
         page.tasks.follow(JobDone(sent[-1].job, sent[-1].output, 1))
+    as_user(section._file, "take.webm.mp4")
+    as_user(section._format, "PNG frames in a folder")
+    assert (section._file.value, section._format.value) == ("take", "PNG frames in a folder")
     as_user(section._fps, 23.976)
     assert editor.path.fps == 23.976 and section._fps.precision == 3
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from splatstudio.poses import input as pose_input
 from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
 from splatstudio.poses.input import changes, find_sources, manifest_of
 from splatstudio.poses.records import InputPhoto, Manifest, write_record
-from splatstudio.poses.store import PoseStore
+from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.video import sharpness_of
 from splatstudio.scene.colmap import read_model
 
@@ -102,16 +104,20 @@ def test_masks_that_colmap_would_read_otherwise_are_written_in_black_and_white(t
 def test_a_mask_of_another_size_is_brought_to_that_of_the_photo_as_it_is_stored(tmp_path: Path) -> None:
     files = write_photos(tmp_path / "images", table_with_boxes(), ring(20)[:3])
     with_exif(files[1], t274=SIDEWAYS)
+    with_exif(files[2], t274=3)
     (tmp_path / "masks").mkdir()
+    whole = np.zeros((360, 480), np.uint8)
+    whole[:, :200] = 255
+    Image.fromarray(whole[::-1, ::-1]).save(tmp_path / "masks" / "room_002.png")  # it stands on its head
     half = np.zeros((180, 240), np.uint8)
     half[:, :100] = 255
     Image.fromarray(half).save(tmp_path / "masks" / "room_000.png")
     Image.fromarray(np.rot90(half, -1)).save(tmp_path / "masks" / "room_001.png")  # as the photo is seen
     store, _, _ = read(tmp_path)
-    for name in ("room_000.jpg.png", "room_001.jpg.png"):
+    assert np.array_equal(np.repeat(np.repeat(half, 2, axis=0), 2, axis=1), whole)
+    for name in ("room_000.jpg.png", "room_001.jpg.png", "room_002.jpg.png"):
         with Image.open(store.masks / name) as written:
-            expected = np.repeat(np.repeat(half, 2, axis=0), 2, axis=1)
-            assert np.array_equal(np.asarray(written), expected), name
+            assert np.array_equal(np.asarray(written), whole), name
     Image.new("L", (100, 50)).save(tmp_path / "masks" / "room_002.png")
     with pytest.raises(ValueError, match=r"room_002.png is 100 x 50 pixels and its photo 480 x 360"):
         read(tmp_path)
@@ -126,12 +132,14 @@ def test_a_number_sign_before_a_name_is_not_given_to_colmap(tmp_path: Path) -> N
 def test_a_photo_that_could_not_be_read_for_a_while_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_photos(tmp_path, table_with_boxes(), ring(20)[:4])
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:5])
     header = pose_input.picture_header
 
     def locked(path: Path) -> object:
         if path.name == "room_001.jpg":
             raise ValueError(f"the photo {path} cannot be read") from PermissionError(13, "Permission denied")
+        if path.name == "room_002.jpg":  # no time mends it
+            raise ValueError(f"the photo {path} cannot be decoded") from MemoryError()
         return header(path)
 
     monkeypatch.setattr(pose_input, "picture_header", locked)
@@ -141,6 +149,39 @@ def test_a_photo_that_could_not_be_read_for_a_while_is_looked_at_again(
     assert changes(store) == "1 that can be read now"
     store, photos, _ = read(tmp_path)
     assert not photos["room_001.jpg"].left_out and changes(store) is None
+    assert photos["room_002.jpg"].left_out
+
+
+def test_a_manifest_of_before_has_the_name_that_it_had(tmp_path: Path) -> None:
+    write_photos(tmp_path, table_with_boxes(), ring(20)[:3])
+    _, _, manifest = read(tmp_path)
+    values = msgspec.to_builtins(manifest)
+    for photo in values["photos"]:
+        assert photo.pop("may_pass") is False
+    assert fingerprint(manifest) == sha256(msgspec.json.encode(values)).hexdigest()[:16]
+    passing = msgspec.structs.replace(manifest.photos[0], may_pass=True)
+    other = msgspec.structs.replace(manifest, photos=(passing, *manifest.photos[1:]))
+    assert fingerprint(other) != fingerprint(manifest)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_photos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_without_colmap()
+    for file in write_photos(tmp_path, table_with_boxes(), ring(20)[:3]):
+        with Image.open(file) as image:
+            image.save(file.with_suffix(".avif"))
+        file.unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pose_input, "write_durably", full)
+    with pytest.raises(OSError, match="No space left"):
+        read(tmp_path)
+    monkeypatch.undo()
+    _, photos, _ = read(tmp_path)
+    assert not any(photo.left_out for photo in photos.values())
 
 
 def test_folders_whose_names_begin_like_those_of_copies_are_the_users_own(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 from textured_rooms import draw_photo, ring, table_with_boxes, write_video
 
+from splatstudio.poses import video
 from splatstudio.poses.video import Look, choose, shift_between, write_frames
 
 
@@ -85,6 +88,22 @@ def test_clips_that_are_joined_are_used_to_the_end(tmp_path: Path) -> None:
     assert not written.notes
     seconds = [frame.seconds for frame in written.frames]
     assert seconds == sorted(seconds) and seconds[-1] - seconds[0] > 2, seconds
+
+
+def test_times_that_go_back_by_a_frame_add_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = write_video(tmp_path / "a.mp4", table_with_boxes(), ring(60)[:30])
+    frames = video._frames
+
+    def shuffled(container: Any) -> Iterator[Any]:
+        for number, frame in enumerate(frames(container)):
+            assert frame.pts is not None and frame.time_base is not None
+            if number % 5 == 0:
+                frame.pts -= round(2 / 15 / float(frame.time_base))
+            yield frame
+
+    monkeypatch.setattr(video, "_frames", shuffled)
+    written = write_frames(file, tmp_path / "frames", 12, silent)
+    assert not written.notes and written.frames[-1].seconds < 2.1
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".mkv"])

@@ -73,3 +73,9 @@ def test_a_folder_of_another_machine_is_not_the_run(
     with pytest.raises(ValueError, match="another folder"):
         wait_for_run(run_dir, msgspec.structs.replace(leader, host="b"))
     lock.release()
+
+    def refused(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(agreement, "lock_holder", refused)
+    wait_for_run(run_dir, leader)  # a disk that keeps others from reading what is locked tells nothing

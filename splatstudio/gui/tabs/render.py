@@ -50,7 +50,7 @@ FORMATS: dict[str, tuple[str, VideoQuality]] = {
     "WebM (VP9), small": (".webm", "small"),
     "PNG frames in a folder": ("", "full"),
 }
-ENDINGS = {ending for ending, _ in FORMATS.values()}
+VIDEOS = {ending for ending, _ in FORMATS.values() if ending}
 NAMES = {(ending, quality): name for name, (ending, quality) in FORMATS.items()}
 SHOWN = "As your browser shows the model: mode, background and splat scale of the View tab."
 PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
@@ -93,8 +93,9 @@ class OutputSection(Panel):
         self._file = gui.add_text("File", self._suggested, hint=FILE_HINT)
         self._render = self.button("Render", self._start, ACCENT, disabled=True)
         self.add(TaskBar(page, RenderPath))
-        self._format.on_update(lambda _: self._follow_name())
-        self._file.on_update(lambda _: self._follow_ending())
+        self._chosen = self._format.value
+        when_user(self._format, lambda _, name: self._choose_format(name))
+        when_user(self._file, lambda _, text: self._follow_ending(text))
 
     def refresh(self) -> None:
         """Show the path's format and the task as they are now."""
@@ -132,22 +133,26 @@ class OutputSection(Panel):
         folder = self.controller.project.folder_of("renders")
         return str(free_path(folder / f"{self._editor.draft.name}{ending}"))
 
+    def _choose_format(self, name: str) -> None:
+        self._chosen = name
+        self._follow_name()
+
     def _follow_name(self) -> None:
         """Let the file's name follow the path's and the format; what the user typed only the format."""
         suggestion, typed = self._suggestion(), Path(self._file.value.strip())
-        if typed.name and self._file.value != self._suggested:
-            ending, _ = FORMATS[self._format.value]
-            known = typed.suffix.lower() in ENDINGS
-            self._file.value = str(typed.with_suffix(ending) if known else typed)
-        else:
+        if not typed.name or self._file.value == self._suggested:
             self._suggested = self._file.value = suggestion
+            return
+        ending, _ = FORMATS[self._format.value]
+        if typed.suffix.lower() in VIDEOS:
+            while typed.suffix.lower() in VIDEOS:
+                typed = typed.with_suffix("")
+            self._file.value = str(typed.with_name(typed.name + ending))
 
-    def _follow_ending(self) -> None:
-        """Let the format be that of an ending which somebody typed, of the same quality."""
-        typed = Path(self._file.value.strip()).suffix.lower()
-        ending, quality = FORMATS[self._format.value]
-        if typed != ending and (named := NAMES.get((typed, quality))) is not None and typed:
-            self._format.value = named
+    def _follow_ending(self, typed: str) -> None:
+        """Let the format be that of an ending which somebody typed, else the one that was chosen."""
+        _, quality = FORMATS[self._chosen]
+        self._format.value = NAMES.get((Path(typed.strip()).suffix.lower() or "none", quality), self._chosen)
 
     def _start(self, client: viser.ClientHandle) -> None:
         path = self._editor.path
@@ -155,9 +160,9 @@ class OutputSection(Panel):
             return
         ending, quality = FORMATS[self._format.value]
         wanted = output_path(self._file.value, self._suggested)
-        if ending and self._file.value.rstrip().endswith(("/", os.sep)):
+        if ending and (self._file.value.rstrip().endswith(("/", os.sep)) or wanted.is_dir()):
             wanted /= Path(self._suggested).name
-        if ending and wanted.suffix.lower() not in ENDINGS - {""}:
+        if ending and wanted.suffix.lower() not in VIDEOS:
             wanted = wanted.with_name(wanted.name + ending)
         check_output(wanted)
         output = self.page.free(wanted) if wanted.suffix else wanted

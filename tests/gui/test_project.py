@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from blob_models import blobs
 from blob_scenes import write_blob_scene
-from gui_parts import MANY, trained_run
+from gui_parts import MANY, Steered, trained_run
 
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state.project import open_project
+from splatstudio.gui.tabs.compare_runs import of_another_scene
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
-from splatstudio.runtime.messages import TrainJob, ViewJob
+from splatstudio.runtime.messages import ModelLoaded, StateChanged, TrainJob, ViewJob
 from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
@@ -51,6 +52,39 @@ def test_a_scene_with_a_run_offers_to_go_on_and_to_begin_anew(
     assert replace(again, run_dir=Path("runs/mine")).title == "blobs · mine"
     assert isinstance(again.first_job(), TrainJob)
     assert open_project(blob_folder, TrainConfig(steps=3), None).resume_step is None, "all steps are done"
+
+
+def test_a_run_whose_only_checkpoint_is_deleted_is_not_begun_over(
+    own_folder: Path, blob_scene: Scene, blob_folder: Path
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    studio = Steered.of(blob_folder)
+    controller = studio.controller
+    controller._worker.receive(ModelLoaded(3, 60, (0.0, 0.0, 0.0), 1.0))
+    controller._worker.receive(StateChanged("viewing"))
+    controller.change_settings({"steps": 3})
+    assert controller.can_train_more
+    shutil.rmtree(checkpoint)
+    with pytest.raises(ValueError, match=r"runs/blobs has no checkpoint any more.*export it"):
+        controller.train_more(5)
+    assert controller.status.has_model and controller.status.state == "viewing"
+    assert controller.project.config.steps == 3, "nothing is changed"
+    controller.kill()
+
+
+def test_a_model_of_another_run_is_exported_as_that_one(
+    own_folder: Path, blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    own = trained_run(blob_scene, Path("runs/blobs"))
+    other = trained_run(blob_scene, Path("runs/other"))
+    project = open_project(blob_folder, TrainConfig(), Path("runs/blobs"))
+    assert project.export_path(3, own) == project.export_path(3) == Path("runs/blobs/exports/blobs-3.ply")
+    assert project.export_path(3, other) == Path("runs/other/exports/other-3.ply").absolute()
+    assert project.export_path(3, tmp_path / "a.spz") == Path("runs/blobs/exports/a.ply")
+    assert of_another_scene(blob_scene, Path("runs/other")) is None
+    Run.create(tmp_path / "fox", tmp_path / "foxes", TrainConfig())
+    told = of_another_scene(blob_scene, tmp_path / "fox")
+    assert told is not None and "fox shows foxes" in told.text
 
 
 def test_a_run_folder_a_checkpoint_and_a_ply(own_folder: Path, tmp_path: Path) -> None:

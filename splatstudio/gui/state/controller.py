@@ -359,6 +359,8 @@ class Controller(FrameSource):
         """Go on with a training that has done all its steps."""
         with self._lock:
             if self.can_train_more:
+                if not self._trains:
+                    self.project.refuse_nothing_to_resume()
                 self.change_settings({"steps": self.status.step + num_steps})
                 if self._trains:
                     self.send(messages.Resume())
@@ -398,8 +400,7 @@ class Controller(FrameSource):
     @property
     def can_set_up(self) -> bool:
         """Return whether the training has not begun, so that every setting can still be chosen."""
-        nothing = self._resume_step is None and self._newest_step is None
-        lost = self.status.state in ("failed", "ended") and nothing
+        lost = self.status.state in ("failed", "ended") and self._resume_step is self._newest_step is None
         return self.project.can_train and (self.status.state == "ready" or lost)
 
     def change_settings(self, values: Mapping[str, Any]) -> None:
@@ -417,8 +418,7 @@ class Controller(FrameSource):
                 self.send(messages.UpdateSettings(tuple(values.items())))
                 return
             self._to_set |= values
-            given = self.project.given | values.keys()
-            self._set_up(replace(self.project, config=config, given=given))
+            self._set_up(replace(self.project, config=config, given=self.project.given | values.keys()))
             self._resume_step = self.project.resume_step
 
     def choose_preset(self, name: str) -> None:
@@ -478,13 +478,13 @@ class Controller(FrameSource):
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
-        self.status = replace(self.status, state="loading", message="", has_model=False)
         if not resume:
             job = self.project.training_job(resume=False)
         else:
             job, damaged = self.project.resumed_job()
             self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
+        self.status = replace(self.status, state="loading", message="", has_model=False)
         old = self._replace_worker(job, "The training was resumed" if resume else "A new training was begun")
         if old is not None:
             self._to_set, self._untrained, self._newest_step = {}, False, None

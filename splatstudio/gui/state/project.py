@@ -22,10 +22,11 @@ from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import as_sentence, first_of
+from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run, is_run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
-from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.models.model import remember_images, run_folder_of, with_images_found
 from splatstudio.models.other_outputs import OtherOutput, output_in, scene_of_output
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
 from splatstudio.runtime.sentences import checkpoint_step, joined_sentence
@@ -151,10 +152,23 @@ class Project:
         return self._training_from(self.checkpoint() if resume else None)
 
     def resumed_job(self) -> tuple[TrainJob, tuple[str, ...]]:
-        """Return the training that goes on, and a sentence on each newer checkpoint that is damaged."""
+        """Return the training that goes on, and a sentence on each newer checkpoint that is damaged.
+
+        Raises ValueError where there is nothing to go on from.
+        """
         assert self.run_dir is not None
+        self.refuse_nothing_to_resume()
         checkpoint, passed_over = _newest_good(self.run_dir)
         return self._training_from(checkpoint), passed_over
+
+    def refuse_nothing_to_resume(self) -> None:
+        """Raise ValueError where the run has no checkpoint, as after the last one was deleted."""
+        if self.checkpoint() is None:
+            told = "this run" if self.run_dir is None else path_words(self.run_dir)
+            raise ValueError(
+                f"{told} has no checkpoint any more from which it could go on. The model in the view stays:"
+                " export it; New training begins another run."
+            )
 
     def _training_from(self, checkpoint: Path | None) -> TrainJob:
         assert self.scene is not None and self.run_dir is not None
@@ -194,12 +208,20 @@ class Project:
             return self._place.with_name(f"{self._place.stem}-{kind}")
         return self.run_dir / kind
 
-    def export_path(self, step: int | None) -> Path:
-        """Return where the model goes, as a PLY, when the user names no other place."""
+    def export_path(self, step: int | None, shown: Path | None = None) -> Path:
+        """Return where the model goes, as a PLY, when the user names no other place.
+
+        `shown` is the model from the disk that is in the view: one of another run goes to that run.
+        """
         if self.run_dir is None:
             return self._place.with_name(f"{self._place.stem}-export.ply")
         suffix = f"-{step}" if step else ""
-        return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
+        if shown is None or shown.resolve().is_relative_to(self.run_dir.resolve()):
+            return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
+        owner = run_folder_of(shown)
+        if owner is None:  # of another program: its folder is not ours
+            return self.run_dir / "exports" / f"{shown.stem}.ply"
+        return owner / "exports" / f"{owner.name}{suffix}.ply"
 
 
 def open_project(

@@ -18,6 +18,7 @@ from splatstudio.gui.state.history import History, history_of, scores_in
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
+from splatstudio.scene.scene import Scene
 
 MAX_RUNS = 12  # in the table, the newest
 NOBODY = "–"
@@ -202,8 +203,13 @@ class RunComparison(Panel):
             told = path_words(entry.path)
             raise ValueError(f"{told} is one rank's part: merge the parts above, and open the result.")
         self.controller.compare_with(entry.path)
-        own, other = self.controller.project.scene, scene_of(folder)
-        if own is not None and other is not None and other != own.path.resolve():
-            self.page.notify(
-                Notice("A model of another scene", f"{path_words(folder)} shows {other.name}. {ELSEWHERE}")
-            )
+        if (told := of_another_scene(self.controller.project.scene, folder)) is not None:
+            self.page.notify(told)
+
+
+def of_another_scene(own: Scene | None, folder: Path) -> Notice | None:
+    """Return what to tell where a run shows another scene than the page's own, else None."""
+    other = scene_of(folder)
+    if own is None or other is None or other == own.path.resolve():
+        return None
+    return Notice("A model of another scene", f"{path_words(folder)} shows {other.name}. {ELSEWHERE}")

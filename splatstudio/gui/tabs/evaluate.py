@@ -25,7 +25,7 @@ from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, output_path, when_user
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.tabs.compare_runs import RunComparison
+from splatstudio.gui.tabs.compare_runs import RunComparison, of_another_scene
 from splatstudio.gui.tabs.folder_choice import browse_button
 from splatstudio.gui.tabs.scores import NETWORKS, LpipsWeights, ScoresSection
 from splatstudio.gui.theme import ACCENT, note_html, table_html
@@ -225,7 +225,10 @@ class EvaluatePanel(Panel):
             None, "Merge the files of all ranks", lambda _: self._join(), whose
         )
         self._more = gui.add_button_group(
-            "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
+            "Model",
+            (OPEN, EXPORT, DELETE),
+            visible=False,
+            hint="Export writes all splats, also those that a filter hides. Delete asks first.",
         )
         self.add(PreviewBar(page))
         self._question = gui.add_html("", visible=False)
@@ -424,6 +427,8 @@ class EvaluatePanel(Panel):
         self.controller.view(path)
         if self.controller.preview.path is None:
             self._opened = owner
+        if (told := of_another_scene(self.controller.project.scene, owner)) is not None:
+            self.page.notify(told)
 
     def _ask(self, entry: CatalogEntry | None) -> None:
         """Ask whether a model, as it is now, shall be deleted; None: ask no more."""
@@ -432,7 +437,9 @@ class EvaluatePanel(Panel):
         if entry is not None:
             self._more.visible = False  # so that there is one button that says Delete
             what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
-            self._question.content = note_html(f"Delete {what} for good?")
+            others = {each.path for each in entries_of(entry.owner)} - {entry.path}
+            last = "" if others else " It is the only model there."
+            self._question.content = note_html(f"Delete {what} for good?{last}")
             self._asked = (entry, content_mark(entry))
             self._list.follows = False  # a newer one takes no question away
 

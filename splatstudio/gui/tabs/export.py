@@ -73,10 +73,13 @@ class ExportPanel(Panel):
         """Show what an export would hold now, and how far one is."""
         super().refresh()
         step = self.controller.status.step or None
-        suggestion = with_ending(str(self.controller.project.export_path(step)), self._chosen)
+        suggestion = with_ending(str(self._place(step)), self._chosen)
         if self._path.value == self._suggested:
             # Only a path that the user did not touch follows the step.
             self._suggested = self._path.value = suggestion
+
+    def _place(self, step: int | None) -> Path:
+        return self.controller.project.export_path(step, self.controller.shown_path)
 
     def _rows(self) -> list[tuple[str, str]]:
         chosen, num, upright = self._chosen, self.controller.status.num_gaussians, self._upright.value

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from splatstudio.gui.panel import Page
 from splatstudio.gui.server.viser_private import tell_halves
+from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.photos import photo_span
 from splatstudio.gui.state.stream import Stream
 from splatstudio.models.model import run_folder_of
@@ -72,6 +73,12 @@ def name_in_view(page: Page) -> str:
     if path is not None:
         return name_of(path)
     return controller.project.name if run_dir is None else run_dir.resolve().name
+
+
+def shows_another_run(controller: Controller) -> bool:
+    """Return whether the model in the view is from the disk, and not of this page's run."""
+    path, run_dir = controller.shown_path, controller.project.run_dir
+    return path is not None and run_dir is not None and run_folder_of(path) != run_dir.resolve()
 
 
 def name_of(path: Path) -> str:

@@ -135,7 +135,8 @@ class MeshSection(Panel):
         return run if own else shown
 
     def _suggestion(self) -> str:
-        path = self.controller.project.export_path(self.controller.status.step or None)
+        controller = self.controller
+        path = controller.project.export_path(controller.status.step or None, controller.shown_path)
         return str(path.with_suffix(self._format.value))
 
     def _follow_step(self) -> None:

@@ -22,7 +22,7 @@ from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
-from splatstudio.gui.tabs.halves import ToldHalves
+from splatstudio.gui.tabs.halves import ToldHalves, shows_another_run
 from splatstudio.gui.theme import css, legend_html, rgb_bytes
 from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
@@ -460,8 +460,8 @@ class BrowserView:
         if last is not None and (camera_snap.here is not None or camera_snap.on_the_way):
             errors, problem = parts.psnr.errors, self._stream.photo_problem
             test = " · test photo" if last in parts.scene.test_indices else ""
-            figure = f" · {decibels(errors, last)}" if errors.known[last] else ""
-            text = f"At <b>{name}</b>{test}{figure}"
+            known = errors.known[last] and not shows_another_run(self._page.controller)
+            text = f"At <b>{name}</b>{test}" + (f" · {decibels(errors, last)}" if known else "")
             if settings.wants_photo and not self._page.controller.status.has_model:
                 problem = "There is no model yet to compare the photo with."
             if problem:

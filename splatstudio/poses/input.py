@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 
 from splatstudio.error_text import as_utf8, first_line
 from splatstudio.files.durable import write_durably
-from splatstudio.files.inputs import read_input, sha256_of
+from splatstudio.files.inputs import open_input, read_input, sha256_of
 from splatstudio.poses.gravity import gravity_in, turned_upright
 from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
@@ -297,7 +297,7 @@ def _has_passed(photo: InputPhoto) -> bool:
 
 def _can_be_read(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             return bool(file.read(1))
     except OSError:
         return False

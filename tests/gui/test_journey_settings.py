@@ -177,7 +177,8 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     assert "Varying exposure, Remove floaters" in screen.page.content()
     mcmc = PRESETS["mcmc"].settings
     assert mcmc and all(value_of(from_json(TrainConfig, config), path) == mcmc[path] for path in mcmc)
-    assert screen.seen(f"Train on to step {2 * STEPS}").is_enabled(), "as many again are proposed"
+    more = screen.seen(f"Train on to step {2 * STEPS}")
+    screen.wait(more.is_enabled, "as many again are proposed, after the rest of a button that was Pause")
     return run
 
 

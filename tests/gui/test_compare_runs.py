@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,10 +17,13 @@ from gui_parts import as_user, evaluate_panel
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, write_evaluation
 from splatstudio.files.run import Run
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.photos import PhotoPsnr
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import ViewSettings
 from splatstudio.gui.tabs.compare_runs import RunComparison, difference_in, row_of, runs_html
 from splatstudio.gui.tabs.halves import halves_of
+from splatstudio.gui.tabs.view import BrowserView
 from splatstudio.runtime.messages import Progress
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -57,6 +60,26 @@ def test_the_table_has_the_newest_scores_of_each_run(page: Any, run: Path, other
     (other / "eval" / "step_00000020.json").write_text("{}")
     table = comparison_of(page)._table.content
     assert "other &lt;b&gt;</span><span>20</span><span>–</span>" in table, "damaged scores are none"
+
+
+def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(
+    page: Page, run: Path, other: Path, blob_scene: Scene
+) -> None:
+    view = BrowserView.__new__(BrowserView)
+    stands = SimpleNamespace(last=0, here=0, on_the_way=False)
+    view._page, view._stream = page, cast(Any, SimpleNamespace(camera_snap=stands, photo_problem=""))
+    view._stream.settings = ViewSettings()
+    psnr = PhotoPsnr(blob_scene)
+    psnr.note(20, ((blob_scene.views[0].name, 21.5),))
+    parts = cast(Any, SimpleNamespace(scene=blob_scene, psnr=psnr))
+    controller = cast(Any, page.controller)
+    for shown, figure in (
+        (None, True),
+        (run / "ckpts" / "step_00000020", True),
+        (newest_checkpoint(other), False),
+    ):
+        controller.shown_path = shown
+        assert ("21.5 dB" in view._standing_html(parts)) is figure, shown
 
 
 def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other: Path) -> None:

@@ -78,6 +78,7 @@ def test_a_model_of_another_run_is_exported_as_that_one(
     own = trained_run(blob_scene, Path("runs/blobs"))
     other = trained_run(blob_scene, Path("runs/other"))
     project = open_project(blob_folder, TrainConfig(), Path("runs/blobs"))
+    assert project.holds(own) and not project.holds(other) and not project.holds(tmp_path / "a.spz")
     assert project.export_path(3, own) == project.export_path(3) == Path("runs/blobs/exports/blobs-3.ply")
     assert project.export_path(3, other) == Path("runs/other/exports/other-3.ply").absolute()
     assert project.export_path(3, tmp_path / "a.spz") == Path("runs/blobs/exports/a.ply")

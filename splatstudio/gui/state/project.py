@@ -141,6 +141,10 @@ class Project:
             return isinstance(job, TrainJob)
         return job.model_path.resolve().parent == (self.run_dir / "ckpts").resolve()
 
+    def holds(self, model: Path) -> bool:
+        """Return whether a model on the disk lies in this project's run."""
+        return self.run_dir is not None and model.resolve().is_relative_to(self.run_dir.resolve())
+
     def first_job(self) -> Job:
         """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
         if self.model_path is not None:
@@ -216,7 +220,7 @@ class Project:
         if self.run_dir is None:
             return self._place.with_name(f"{self._place.stem}-export.ply")
         suffix = f"-{step}" if step else ""
-        if shown is None or shown.resolve().is_relative_to(self.run_dir.resolve()):
+        if shown is None or self.holds(shown):
             return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
         owner = run_folder_of(shown)
         if owner is None:  # of another program: its folder is not ours

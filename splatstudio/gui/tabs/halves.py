@@ -77,8 +77,8 @@ def name_in_view(page: Page) -> str:
 
 def shows_another_run(controller: Controller) -> bool:
     """Return whether the model in the view is from the disk, and not of this page's run."""
-    path, run_dir = controller.shown_path, controller.project.run_dir
-    return path is not None and run_dir is not None and run_folder_of(path) != run_dir.resolve()
+    path, project = controller.shown_path, controller.project
+    return path is not None and project.run_dir is not None and not project.holds(path)
 
 
 def name_of(path: Path) -> str:

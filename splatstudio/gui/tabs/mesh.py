@@ -130,9 +130,8 @@ class MeshSection(Panel):
 
     def _shown_model(self) -> Path | None:
         """Return the run in the view, or the model where that is of no run of this page."""
-        shown, run = self.controller.shown_path, self.controller.project.run_dir
-        own = shown is None or (run is not None and shown.absolute().is_relative_to(run.absolute()))
-        return run if own else shown
+        shown, project = self.controller.shown_path, self.controller.project
+        return project.run_dir if shown is None or project.holds(shown) else shown
 
     def _suggestion(self) -> str:
         controller = self.controller

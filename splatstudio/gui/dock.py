@@ -481,8 +481,9 @@ class StatusPanel(Panel):
         if more and not self._typed:
             self._more.value = suggested_steps(status.step)
         last = status.step + self._more.value
-        self._primary.label = f"{MORE} to step {last:,}" if more else choice.label
+        # In this order: a press in between would be for what is not said yet.
         self._primary.disabled = self._rests or not (choice.enabled or more)
+        self._primary.label = f"{MORE} to step {last:,}" if more else choice.label
         # What stays in sight when the dock is scrolled or folded up.
         label = panel_label(status, done, task)
         if label != self._label:

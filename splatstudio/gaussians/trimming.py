@@ -57,16 +57,17 @@ def trimmed(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) 
     return gaussians[kept]
 
 
-def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> Gaussians:
-    """Return the Gaussians for a picture that shows those alone that `trim` keeps.
+def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> tuple[Gaussians, bool]:
+    """Return the Gaussians for a picture that shows those alone that `trim` keeps, and whether it hides all.
 
     The others are moved to `nowhere` [3], which the picture does not show: that is quicker than a copy of
     all that stay, whose harmonics are most of a model.
     """
-    if trim.keeps_all:
-        return gaussians
+    if trim.keeps_all or len(gaussians) == 0:
+        return gaussians, False
     kept = _kept(gaussians, trim)
-    return replace(gaussians, means=gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere)))
+    means = gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere))
+    return replace(gaussians, means=means), not bool(kept.any())
 
 
 def _kept(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) -> Tensor:

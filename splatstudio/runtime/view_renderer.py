@@ -78,7 +78,9 @@ class Painter:
             notice = f"Splats cannot be drawn {wanted.splat_scale} times as large; choose a number above 0."
         stand = drawn_from(camera, wanted, scene)
         behind = stand.position - stand.viewmat[2, :3]
-        gaussians = hidden(gaussians, wanted.trim, behind.tolist())
+        gaussians, all_hidden = hidden(gaussians, wanted.trim, behind.tolist())
+        if all_hidden:
+            notice = "The filter hides all splats that are here: Filter in the Export tab changes it."
         options = asked_for(options, wanted)
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice

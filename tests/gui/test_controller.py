@@ -13,8 +13,9 @@ from gui_parts import Steered, scores, trained_run
 from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files.run import Run
 from splatstudio.gui.dock import header_html
-from splatstudio.gui.state.controller import Controller, PreviewModel
+from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.photos import PhotoPsnr
+from splatstudio.gui.state.preview_model import PreviewModel
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.gui.state.stream import ModelState

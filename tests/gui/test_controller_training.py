@@ -252,6 +252,16 @@ def test_an_older_model_of_the_run_shows_its_own_figures_and_the_way_to_the_newe
     it.wait(lambda status: status.state == "viewing" and status.step == 40, "the newest again")
     assert controller.newer_step is None and controller.can_train_more
     assert (controller.status.loss, controller.status.test_psnr) == (newest.loss, newest.test_psnr)
+    stranger = blob_folder.parent / "stranger.ply"
+    write_ply(stranger, blobs(seed=5, num=7))
+    controller.view(stranger)
+    it.wait(lambda status: status.state == "viewing" and status.num_gaussians == 7, "another model")
+    assert controller.newer_step is None, "its steps are not this run's"
+    assert controller.choice().label == "Show step 40" and controller.choice().enabled
+    assert controller.status.test_psnr == newest.test_psnr
+    controller.press_primary()
+    it.wait(lambda status: status.state == "viewing" and status.step == 40, "this run's model again")
+    assert controller.other_model is None and not controller.choice().enabled
     controller.close()
     again = steered(Path("runs/blobs/ckpts/step_00000020"), TrainConfig())
     again.wait(lambda status: status.state == "viewing" and status.step == 20, "the older one, opened alone")

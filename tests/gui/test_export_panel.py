@@ -227,6 +227,23 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     assert TrimSection(page, lambda _: None).trim == KEEP_ALL
 
 
+def test_a_box_that_was_lost_is_laid_around_the_model_again(page: Any, run: Path) -> None:
+    section = TrimSection(page, lambda _: None)
+    section.surround(np.array([1.0, 0.0, 0.0]), 2.0)
+    first = section._from.value, section._to.value
+    changed_by_a_user(section._crop, True, section._change)
+    changed_by_a_user(section._from, (500.0, 500.0, 500.0), section._move)
+    section.surround(np.array([1.5, 0.0, 0.0]), 2.0)
+    assert section._from.value == (500.0, 500.0, 500.0)
+    assert section._again.visible
+    section._surround_again()
+    moved = tuple(tuple(np.add(corner, (0.5, 0.0, 0.0)).tolist()) for corner in first)
+    assert (section._from.value, section._to.value) == moved and section._crop.value
+    section.close()
+    kept = TrimSection(page, lambda _: None)
+    assert kept._crop.value, "the box is the model's own from then on, and crops still"
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"min_opacity": 7, "crops": true, "box": null, "hides": true}']
 )

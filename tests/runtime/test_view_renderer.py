@@ -102,7 +102,11 @@ def test_a_view_shows_what_the_file_will_hold(mode: DrawnMode) -> None:
 def test_a_trim_that_leaves_nothing_shows_nothing() -> None:
     far = Trim(0.0, (1e6, 1e6, 1e6, 2e6, 2e6, 2e6))
     picture, notice = Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=far))
-    assert notice is None and not picture.image.any()
+    assert notice is not None and "hides all splats" in notice and not picture.image.any()
+    half = middle_half(blobs())
+    assert Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=half))[1] is None
+    nobody = blobs()[:0]  # what other ranks' cameras see of a model may be none of it
+    assert Painter().paint(nobody, CAMERA, RenderOptions(), ViewOptions(trim=far))[1] is None
 
 
 @pytest.mark.parametrize("trim", [KEEP_ALL, Trim(0.25), Trim(0.0, (-1.0, -2.0, -3.0, 1.0, 2.0, 3.0))])

@@ -16,6 +16,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
+from splatstudio.gui.state.preview_model import PreviewModel, model_of
 from splatstudio.gui.state.project import Project, frame_of, with_plan, with_preset, with_settings
 from splatstudio.gui.state.status import (
     Choice,
@@ -46,88 +47,6 @@ POLL_SECONDS = 0.1  # between two looks at a training that saves before the stud
 log = logging.getLogger(__name__)
 
 
-def model_of(job: messages.Job) -> Path | None:
-    """Return the model that a job only shows, None where it trains one."""
-    return job.model_path if isinstance(job, messages.ViewJob) else None
-
-
-class PreviewModel:
-    """Another model in the view, or beside it: a second worker that only shows it, at most one.
-
-    Methods may be called from any thread.
-    """
-
-    def __init__(self, notify: Callable[[Notice], None]):
-        self.on_change: Callable[[], None] = lambda: None  # every picture is of another model now
-        self._notify = notify
-        self._lock = threading.RLock()
-        self._client: WorkerClient | None = None
-        self._loaded = False
-
-    @property
-    def path(self) -> Path | None:
-        """Return which model is in the view, or is about to be; None: that of the training."""
-        return None if (client := self._client) is None else model_of(client.job)
-
-    @property
-    def worker(self) -> WorkerClient | None:
-        """Return whose pictures are shown; None: the training's, also while the model is still being read."""
-        return self._client if self._loaded else None
-
-    def show(self, job: messages.ViewJob, plan: Plan) -> None:
-        """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
-        before = self._client, self._loaded
-        try:
-            client = WorkerClient(job, plan)
-            client.subscribe(lambda event: self._follow(client, event))
-            with self._lock:
-                # Known before it starts: the events of another one are dropped.
-                before, self._client, self._loaded = (self._client, self._loaded), client, False
-            client.start()
-        except OSError as error:
-            log.exception("no worker for a model beside the training")
-            with self._lock:
-                self._client, self._loaded = before
-            sentence = f"{path_words(job.model_path)} cannot be shown: {error}. The training is not touched."
-            raise ValueError(sentence) from error
-        _close_later(before[0])
-
-    def leave(self) -> None:
-        """Bring the training's own model back into the view."""
-        old = self._take_away()
-        if old is not None:
-            self.on_change()
-            _close_later(old)
-
-    def end(self, *, at_once: bool = False) -> None:
-        """End the worker, where there is one, and wait for it."""
-        old = self._take_away()
-        if old is not None:
-            old.kill() if at_once else old.close()
-
-    def _take_away(self) -> WorkerClient | None:
-        with self._lock:
-            old, self._client, self._loaded = self._client, None, False
-        return old
-
-    def _follow(self, client: WorkerClient, event: messages.Event) -> None:
-        with self._lock:
-            if client is not self._client:
-                return
-            self._loaded = self._loaded or isinstance(event, messages.ModelLoaded)
-        if isinstance(event, messages.Failed):
-            self._notify(Notice("Not opened", f"{event.sentence} The training is not touched.", bad=True))
-            self.leave()
-        elif isinstance(event, messages.ModelLoaded):
-            self.on_change()
-
-
-def _close_later(client: WorkerClient | None) -> None:
-    if client is not None:
-        # It may be one of the client's own threads that asks for it.
-        threading.Thread(target=client.close, name="preview-ends", daemon=True).start()
-
-
 class Controller(FrameSource):
     """The studio's side of the worker, one at a time. Methods may be called from any thread."""
 
@@ -153,7 +72,7 @@ class Controller(FrameSource):
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
         self._told_damaged: set[str] = set()
         job = project.first_job()
-        self._newest_step = self._newest_beside(job)  # of the run, while one of its models is on view
+        self._newest_step = self._newest_beside(job)  # of the run, while a model from the disk is on view
         self._worker = self._new_worker(job)
         self._load_history()
         self._tell_damaged(project.passed_over)
@@ -243,14 +162,18 @@ class Controller(FrameSource):
         return None if not self.project.can_train or self.project.owns(job) else model_of(job)
 
     def _newest_beside(self, job: messages.Job) -> int | None:
-        """Return the newest step of this run where a job shows one of its models, None for all others."""
-        shows_own = isinstance(job, messages.ViewJob) and self.project.owns(job)
-        return self.project.newest_step if shows_own else None
+        """Return the newest step of this run where a job shows a model of this run or another, else None."""
+        return self.project.newest_step if isinstance(job, messages.ViewJob) else None
 
     @property
     def newer_step(self) -> int | None:
         """Return the newest step of the run, where an older one is in the view; None where that is not so."""
-        return newer_step(self.status, self._newest_step)
+        return None if self.other_model is not None else newer_step(self.status, self._newest_step)
+
+    @property
+    def _step_to_show(self) -> int | None:
+        another = self.other_model is not None
+        return step_to_show(self.status, self._resume_step, self._newest_step, another=another)
 
     def _view_job(self, path: Path) -> messages.ViewJob:
         return messages.ViewJob(path, frame_of(self.project))
@@ -287,7 +210,9 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        return choice_of(self.status, self._resume_step, self._newest_step, self._untrained, self._will_pause)
+        return choice_of(
+            self.status, self._resume_step, self._step_to_show, self._untrained, self._will_pause
+        )
 
     @property
     def can_order(self) -> bool:
@@ -312,7 +237,7 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
-            elif step_to_show(self.status, self._resume_step, self._newest_step) is not None:
+            elif self._step_to_show is not None:
                 newest = self.project.checkpoint()
                 assert newest is not None
                 self.view(newest)
@@ -539,7 +464,7 @@ class Controller(FrameSource):
                 self._show_last_figures()
             case messages.ModelLoaded():
                 self._anew = False
-                if self._newest_step is not None:
+                if self._newest_step is not None and self.other_model is None:
                     self._show_figures_of(self.status.step)
             case messages.SettingChanged(path=path, value=value):
                 # It may only be set again after a restart.

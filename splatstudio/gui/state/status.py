@@ -198,24 +198,30 @@ def newer_step(status: Status, newest_step: int | None) -> int | None:
     return newest_step if older else None
 
 
-def step_to_show(status: Status, resume_step: int | None, newest_step: int | None) -> int | None:
-    """Return the newest step of a run that has made all its steps, where it is not in the view."""
+def step_to_show(
+    status: Status, resume_step: int | None, newest_step: int | None, *, another: bool
+) -> int | None:
+    """Return the newest step of a run that has made all its steps, where it is not in the view.
+
+    `another`: the model in the view, or about to be, is not of this run.
+    """
     if resume_step is not None:
         return None
-    return newest_step if status.state in ("failed", "ended") else newer_step(status, newest_step)
+    gone = status.state in ("failed", "ended") or (another and status.state == "viewing")
+    return newest_step if gone else newer_step(status, newest_step)
 
 
 def choice_of(
-    status: Status, resume_step: int | None, newest_step: int | None, untrained: bool, will_pause: bool | None
+    status: Status, resume_step: int | None, to_show: int | None, untrained: bool, will_pause: bool | None
 ) -> Choice:
     """Return what the primary button offers.
 
-    `resume_step` is where a run on the disk can be resumed, `newest_step` the newest that it has.
+    `resume_step` is where a run on the disk can be resumed, `to_show` what `step_to_show` returns.
     `untrained`: a model is on view before the training was ever started. `will_pause`: whether a training
     that is being started again will stand still then; None for all others.
     """
-    if (step := step_to_show(status, resume_step, newest_step)) is not None:
-        return Choice(f"Show step {step:,}")
+    if to_show is not None:
+        return Choice(f"Show step {to_show:,}")
     if will_pause is not None:
         return Choice("Resume" if will_pause else PAUSE)
     if status.state == "training":

@@ -24,6 +24,7 @@ ROOT = "/crop"
 HANDLE_PIXELS = 55.0  # of the arrow at each side
 STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
 BOX_RADII = 2.0  # times the model's radius: half a side of the first box
+SURROUND = "Box around the model"
 
 
 class TrimSection(Panel):
@@ -49,6 +50,8 @@ class TrimSection(Panel):
         )
         self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
         self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        first = "Lays it where it lay at first."
+        self._again = self.button(SURROUND, lambda _: self._surround_again(), visible=False, hint=first)
         self._hide = gui.add_checkbox(
             "Hide the rest in the view",
             True,
@@ -58,6 +61,7 @@ class TrimSection(Panel):
         self._said = gui.add_html("", visible=False)
         self._box = CropBox(page.server, self._drag)
         self._touched = False
+        self._model = np.zeros(3), 1.0  # the middle and the radius of the newest one
         self._file = trim_file(self.controller.project)
         for control in (self._opacity, self._crop, self._hide):
             control.on_update(self._change)
@@ -86,6 +90,7 @@ class TrimSection(Panel):
 
     def surround(self, center: np.ndarray, radius: float) -> None:
         """Lay the box around a model, unless somebody has laid it already; the fields follow its size."""
+        self._model = center, radius
         half = BOX_RADII * radius
         step = field_step(2.0 * half)
         digits = max(0, -round(math.log10(step)))
@@ -94,6 +99,12 @@ class TrimSection(Panel):
             if not self._touched:
                 x, y, z = np.round(center + sign * half, digits).tolist()
                 corner.value = (x, y, z)
+
+    def _surround_again(self) -> None:
+        self._touched = False
+        self.surround(*self._model)
+        self._draw()
+        self._keep()
 
     def _take_kept(self) -> None:
         """Show what is kept with what is open; where that leaves something out, it is said."""
@@ -143,7 +154,7 @@ class TrimSection(Panel):
                 self._told = hidden
                 self._show(hidden)
             shown = self._crop.value
-            self._from.visible = self._to.visible = shown
+            self._from.visible = self._to.visible = self._again.visible = shown
             self._box.show((self._from.value, self._to.value) if shown else None)
 
 

@@ -344,7 +344,7 @@ def _of_all(ranks: Ranks, score: ImageScore | None) -> Sequence[ImageScore]:
 def score_of(
     name: str, rgb: Tensor, target: Tensor, mask: Tensor | None, measures: Measures = PSNR_AND_SSIM
 ) -> ImageScore:
-    """Return the scores of a render [H, W, 3] of the photo `name`, see `target_image`."""
+    """Return the scores of a render [H, W, 3] of the photo `name`, see `target_for`."""
     corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
     distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in measures.lpips}
     similarity = ms_ssim(rgb, target, mask) if measures.ms_ssim else None
@@ -404,22 +404,13 @@ def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -
     return (ones @ affine).clamp(0.0, 1.0).to(image.dtype)
 
 
-def target_image(
-    photo: Photo, background: Sequence[float], device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Return what a render of `photo` should look like, [H, W, 3] float32 in 0..1, and its mask [H, W] bool.
-
-    A photo with alpha (not premultiplied) is put over `background`, linear RGB.
-    """
-    return target_of(pixels_of(photo, device), background)
-
-
 def target_of(
     pixels: Pixels, background: Sequence[float], size: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what `target_image` does of a photo that is on its device already.
+    """Return what a render of a photo should look like, [H, W, 3] float32 in 0..1, and its mask [H, W] bool.
 
-    `size`: width and height to which one without alpha is reduced at once; the mask is not.
+    A photo with alpha (not premultiplied) is put over `background`, linear RGB. `size`: width and height to
+    which one without alpha is reduced at once; the mask is not.
     """
     alpha = alpha_of(pixels)
     height, width = pixels.rgb.shape[:2]
@@ -439,7 +430,7 @@ def alpha_of(pixels: Pixels) -> Tensor | None:
 def target_for(
     photo: Photo, camera: Camera, options: RenderOptions, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return as `target_image` what `camera`, with the photo's pixels, should show under `options`.
+    """Return as `target_of` what `camera`, with the photo's pixels, should show under `options`.
 
     Where the photo is transparent that is the background, or the sky where there is one.
     """

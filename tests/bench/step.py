@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.evaluation.evaluate import target_image
+from splatstudio.evaluation.evaluate import target_of
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points
@@ -48,6 +48,7 @@ from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.photo_uploads import pixels_of
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig
 
@@ -118,7 +119,7 @@ def camera_numbers(scene: Scene, wanted: int | None, most: int) -> list[int]:
 
 def example_of(scene: Scene, number: int) -> Example:
     """Return the scene's photo `number`."""
-    target, mask = target_image(scene.photo(number), (0.0, 0.0, 0.0), torch.device("cpu"))
+    target, mask = target_of(pixels_of(scene.photo(number), torch.device("cpu")), (0.0, 0.0, 0.0))
     return scene.views[number].camera, target, mask
 
 

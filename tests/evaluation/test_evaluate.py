@@ -24,7 +24,7 @@ from splatstudio.evaluation.evaluate import (
     evaluate,
     evaluation_from_json,
     measures_for,
-    target_image,
+    target_of,
     write_evaluation,
 )
 from splatstudio.evaluation.lpips import load_lpips
@@ -34,6 +34,7 @@ from splatstudio.kernels.reference import ssim
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import Photo
+from splatstudio.scene.photo_uploads import pixels_of
 from splatstudio.scene.scene import Scene
 
 
@@ -115,7 +116,7 @@ def test_what_was_measured_of_the_same_pictures_stays_in_the_file(
 def test_a_photo_with_alpha_is_put_over_the_background() -> None:
     rgb = np.full((2, 2, 3), 200, np.uint8)
     alpha = np.array([[0, 255], [51, 102]], np.uint8)
-    target, mask = target_image(Photo(rgb, alpha=alpha), (1.0, 0.0, 0.5), torch.device("cpu"))
+    target, mask = target_of(pixels_of(Photo(rgb, alpha=alpha), torch.device("cpu")), (1.0, 0.0, 0.5))
     color, share = 200 / 255, torch.tensor([[0.0, 1.0], [0.2, 0.4]])[..., None]
     expected = share * color + (1 - share) * torch.tensor([1.0, 0.0, 0.5])
     torch.testing.assert_close(target, expected)
@@ -162,7 +163,7 @@ def test_the_table_has_the_worst_first_and_the_mean_last(
 
 
 def test_a_color_cast_costs_nothing_once_it_is_corrected(truth: Gaussians, blob_scene: Scene) -> None:
-    target, _ = target_image(blob_scene.photo(0), (0.0, 0.0, 0.0), torch.device("cpu"))
+    target, _ = target_of(pixels_of(blob_scene.photo(0), torch.device("cpu")), (0.0, 0.0, 0.0))
     mix = torch.tensor([[0.7, 0.1, 0.0], [0.05, 0.6, 0.1], [0.0, 0.1, 0.5]])
     cast = target @ mix + torch.tensor([0.1, 0.0, 0.05])
     torch.testing.assert_close(color_corrected(cast, target), target, rtol=0, atol=1e-5)

@@ -211,3 +211,27 @@ def test_a_theme_is_chosen_by_browser_and_remembered(open_page: Open, saved_run:
     other.close()
     colors.select_option("dark")
     is_now("dark")
+
+
+def test_a_page_that_is_loaded_again_stands_where_it_stood(open_page: Open, saved_run: Path) -> None:
+    screen = open_page(saved_run)
+    page = screen.page
+    places = "(() => window.__viserMutable?.cameraControl && window.__viserMutable.camera.position.toArray())"
+    stands = f"""([x, y, z]) => {{
+      const now = {places}();
+      return now && Math.hypot(now[0] - x, now[1] - y, now[2] - z) < 1e-3;
+    }}"""
+    first = page.evaluate(places)
+    moved = [1.5 * value for value in first]
+    page.evaluate("to => window.__viserMutable.cameraControl.setLookAt(...to, 0, 0.1, 0, false)", moved)
+    screen.tab("Export")
+    screen.tab("Log")
+    page.reload()
+    page.wait_for_function(stands, arg=moved)
+    for name in ("Export", "Log"):
+        page.get_by_role("tab", name=name, selected=True).wait_for()
+    page.goto(screen.studio.url)  # as somebody who comes later
+    opened(screen)
+    page.wait_for_function(stands, arg=first)
+    page.get_by_role("tab", name="Train", selected=True).wait_for()
+    assert screen.errors == []

@@ -144,6 +144,59 @@
   };
   setInterval(turned, 100);
 
+  // Who loads the page again stands where they stood, at the tabs that were open. The session's storage is this tab's
+  // of the browser; what is told of another project, or of a page that was closed, is of no use.
+  const remembered = () => {
+    try { return JSON.parse(sessionStorage.getItem("splatstudio-place") ?? "null"); } catch { return null; }
+  };
+  const pose = () => {
+    const {camera, cameraControl} = viewer() ?? {};
+    if (!camera || !cameraControl) return null;
+    const target = cameraControl.getTarget(camera.position.clone());
+    return {position: camera.position.toArray(), target: target.toArray(), up: camera.up.toArray(), fov: camera.fov};
+  };
+  const chosenTabs = () => [...document.querySelectorAll('[role="tab"][aria-selected="true"]')].map(tab => tab.innerText);
+  addEventListener("pagehide", () => {
+    const place = {name: state("name"), pose: pose(), tabs: chosenTabs()};
+    if (!place.name || !place.pose) return;
+    try { sessionStorage.setItem("splatstudio-place", JSON.stringify(place)); } catch { /* it is not remembered */ }
+  });
+  const stand = ({position, target, up, fov}) => {
+    const {camera, cameraControl} = viewer();
+    camera.up.set(...up);
+    cameraControl.updateCameraUp();
+    camera.fov = fov;
+    camera.updateProjectionMatrix();
+    cameraControl.setLookAt(...position, ...target, false);
+    viewer().requestRender();
+  };
+  const again = performance.getEntriesByType("navigation")[0]?.type === "reload" ? remembered() : null;
+  let moved = false, left = 20;
+  // The studio's own first view comes in steps, of which the last may be late.
+  const stay = () => {
+    if (moved || left-- === 0) return;
+    const away = pose().position.map((value, axis) => value - again.pose.position[axis]);
+    if (Math.hypot(...away) > 1e-3 * size()) stand(again.pose);
+    setTimeout(stay, 100);
+  };
+  const turnBack = () => {
+    if (moved) return;
+    if (!pose() || !state("name")) return setTimeout(turnBack, 100);
+    if (again.name !== state("name")) return;
+    stand(again.pose);
+    stay();
+    for (const tab of document.querySelectorAll('[role="tab"][aria-selected="false"]')) {
+      if (!again.tabs.includes(tab.innerText)) continue;
+      for (const kind of ["pointerdown", "pointerup"])  // a tab that is dragged goes into another panel
+        tab.dispatchEvent(new PointerEvent(kind, {bubbles: true, pointerId: 1, isPrimary: true}));
+    }
+  };
+  if (again?.pose) {
+    for (const begin of ["pointerdown", "wheel", "keydown"])
+      addEventListener(begin, () => { moved = true; }, {capture: true, once: true});
+    turnBack();
+  }
+
   // The controls of this browser alone. The page draws them anew at each visit of their tab.
   const possible = "Notification" in window && window.isSecureContext;
   const wanted = () => possible && recall("notify") === "true" && Notification.permission === "granted";

@@ -1,8 +1,8 @@
 """Heartbeats in shared memory: by them the supervisor sees a rank that hangs or was stopped.
 
-Each rank has four words. `alive` is written by a thread that does nothing else: it stands still when the
+Each rank has five words. `alive` is written by a thread that does nothing else: it stands still when the
 whole process does (SIGSTOP, a swapping machine). `moved` is written by the main thread at every step, image
-or order: it stands still when that thread hangs.
+or order: it stands still when that thread hangs. `signal` is the one by which its launcher wants it to end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 from multiprocessing.context import BaseContext
 
 BEAT_SECONDS = 0.25
-WORDS = 4  # alive and moved (monotonic ns), phase, step
+WORDS = 5  # alive and moved (monotonic ns), phase, step, signal
 
 
 class Phase(IntEnum):
@@ -53,6 +53,7 @@ class Beat:
     moved: int
     phase: Phase
     step: int
+    signal: int = 0  # none
 
 
 class Heartbeats:
@@ -64,8 +65,8 @@ class Heartbeats:
 
     def read(self, rank: int) -> Beat:
         """Return what `rank` wrote last."""
-        alive, moved, phase, step = self._words[WORDS * rank : WORDS * (rank + 1)]
-        return Beat(alive, moved, Phase(phase), step)
+        alive, moved, phase, step, signal = self._words[WORDS * rank : WORDS * (rank + 1)]
+        return Beat(alive, moved, Phase(phase), step, signal)
 
     def write(self, rank: int, word: int, value: int) -> None:
         """Set one word of `rank`; an aligned word is written as a whole."""
@@ -85,6 +86,10 @@ class Pulse:
         self._heartbeats.write(self._rank, 3, step)
         self._heartbeats.write(self._rank, 2, int(phase))
         self._heartbeats.write(self._rank, 1, time.monotonic_ns())
+
+    def note_signal(self, number: int) -> None:
+        """Note that whoever started this process wants it to end."""
+        self._heartbeats.write(self._rank, 4, number)
 
     def _beat(self) -> None:
         while True:

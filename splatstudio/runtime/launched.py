@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -206,9 +207,19 @@ class LaunchedWatch:
             self._heard[rank], beat = heard, heard.beat
             for word, value in enumerate((beat.alive, beat.moved, int(beat.phase), beat.step)):
                 self._words.write(self._watched.index(rank), word, value)
+            if self._rank == 0 and beat.signal:
+                self._end_for(rank, beat.signal)
             if self._rank > 0 and heard.blamed is not None:
                 self._kill(heard.blamed)
         return True
+
+    def _end_for(self, rank: int, number: int) -> None:
+        """End, and all ranks with this one, as rank 0 would by a signal that another rank has got alone."""
+        if self._own.read(self._rank).signal:
+            return  # it has come here, too
+        sentence = f"{signal.Signals(number).name} came to rank {rank}. All ranks save and end."
+        self._tell(sentence)
+        signal.raise_signal(number)
 
     def _is_hang(self, silence: Silence) -> bool:
         """Return whether a silence is more than that of native code at a large file, or of a stopped rank.
@@ -283,26 +294,38 @@ def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
 
     A batch script of Slurm is no step: in it a training is one of this machine's own. For Slurm the variables
     by which ranks meet, those of torchrun, are added to the process's own. Raises ValueError with one
-    sentence where one that is needed is missing.
+    sentence where one that is needed is missing or no number.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return LaunchedRank(*(int(environment[name]) for name in names))
-    num_ranks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+        return LaunchedRank(*(_number(environment, name) for name in names))
+    num_ranks = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment or num_ranks < 2:
         return None
     nodes = environment.get("SLURM_STEP_NODELIST", "")
     address = environment.get("MASTER_ADDR") or first_node(nodes)
     if not address:
         raise ValueError("Slurm does not say where rank 0 runs: set MASTER_ADDR to the first node's name")
-    job, step = int(environment.get("SLURM_JOB_ID", "0")), int(environment["SLURM_STEP_ID"])
+    job, step = _number(environment, "SLURM_JOB_ID", 0), _number(environment, "SLURM_STEP_ID")
     os.environ.setdefault("MASTER_ADDR", address)
     os.environ.setdefault("MASTER_PORT", str(SLURM_PORT + (job + _STEPS_APART * step) % 1000))
-    os.environ.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=str(num_ranks))
+    rank = _number(environment, "SLURM_PROCID")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
     tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    node = min(int(environment.get("SLURM_NODEID", "0")), len(tasks) - 1)
-    local_rank = int(environment.get("SLURM_LOCALID", "0"))
-    return LaunchedRank(int(environment["SLURM_PROCID"]), num_ranks, local_rank, tasks[node])
+    node = min(_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)
+    return LaunchedRank(rank, num_ranks, _number(environment, "SLURM_LOCALID", 0), tasks[node])
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    """Return the number in a launcher's variable, or `otherwise` where it is not set; ValueError without."""
+    text = environment.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    try:
+        return int(text or "")
+    except ValueError:
+        told = "not set" if text is None else repr(text)
+        raise ValueError(f"{name}, which the launcher sets, should be a number, but is {told}") from None
 
 
 def first_node(nodes: str) -> str:
@@ -313,7 +336,12 @@ def first_node(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the number of ranks of each node in a list of Slurm's, as [8, 8, 4] of "8(x2),4"."""
+    """Return the number of ranks of each node in a list of Slurm's, as [8, 8, 4] of "8(x2),4".
+
+    Raises ValueError for another text.
+    """
+    if re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text) is None:
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE should be as 8(x2),4, but is {text!r}")
     tasks: list[int] = []
     for part in text.split(","):
         number, _, times = part.rstrip(")").partition("(x")
@@ -382,7 +410,7 @@ def train_launched(
         if launched.local_rank == 0:
             tell(Warned(meeting_place(launched, os.environ)))
         _run_rank(spec, job, None, lambda sentence: tell(Warned(sentence)))
-        return 0
+        return _exit_code(spec)
     ours, theirs = multiprocessing.Pipe()
     nobody_looks = {"num_slots": 1, "slot_bytes": 3}
     slots = FrameSlots.create(**(nobody_looks if attach_at is store_at is None else {}))
@@ -401,7 +429,15 @@ def train_launched(
     while ours.poll() and time.monotonic() < deadline:
         time.sleep(0.01)  # what was sent is being told
     controller.close()
-    return UNSAVED if controller.unsaved else 0
+    if controller.unsaved:
+        return UNSAVED
+    return 0 if controller.completed else _exit_code(spec)
+
+
+def _exit_code(spec: RankSpec) -> int:
+    """Return what shells give for the signal that has ended this rank; 0 without one."""
+    number = spec.heartbeats.read(spec.rank).signal
+    return 128 + number if number else 0
 
 
 def _run_rank(spec: RankSpec, job: TrainJob, pipe: RankPipe | None, tell: Callable[[str], None]) -> None:

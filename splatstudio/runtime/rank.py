@@ -77,10 +77,10 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
     if spec.devices is not None:
         settle_device(spec.devices.gpus[spec.rank], spec.devices.num_threads)
     rank = Rank(spec, job, pipe, make_activity)
-    # Rank 0, which gets the same signals, decides for all that they leave.
-    leave_when_told(lambda: rank.post(messages.Close()), launched=spec.launched)
-    # An error in any thread is an error of the rank.
-    threading.excepthook = lambda arguments: rank.post(partial(_raise, arguments.exc_value))
+    leave_when_told(rank.leave_for, launched=spec.launched)
+    if pipe is not None:
+        # An error in any thread is an error of the rank.
+        threading.excepthook = lambda arguments: rank.post(partial(_raise, arguments.exc_value))
     _watch_parent(rank.post)
     with contextlib.suppress(OSError):  # a launched rank makes its folder where it needs one
         hold(spec.folder)  # as long as this process lives, which may be longer than the studio
@@ -153,6 +153,14 @@ class Rank:
             self._mailbox.put(message)
             return
         self._mailbox.put((number, message), setting_key(message))
+
+    def leave_for(self, signal: int) -> None:
+        """Have all ranks save and leave, as whoever started this one wants it; for signal handlers.
+
+        Rank 0 decides that. Of a launched rank beside it, which may have got the signal alone, it hears.
+        """
+        self._pulse.note_signal(signal)
+        self.post(messages.Close())
 
     def run(self) -> None:
         """Carry out commands until Close, or until rank 0 says to leave."""

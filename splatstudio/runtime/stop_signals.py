@@ -111,16 +111,16 @@ def outlive_the_terminal(*, launched: bool) -> None:
         signal.signal(HANG_UP, signal.SIG_IGN)
 
 
-def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
-    """Call `leave`, in the main thread, when whoever started this process wants it to end; see above.
+def leave_when_told(leave: Callable[[int], None], *, launched: bool) -> None:
+    """Call `leave` with the signal, in the main thread, when whoever started this process wants it to end.
 
-    What nohup has switched off stays so.
+    What nohup has switched off stays so. See `outlive_the_terminal` for `launched`.
     """
     told: list[int] = [signal.SIGTERM, signal.SIGINT] if launched else [signal.SIGTERM]
     if launched and HANG_UP is not None and signal.getsignal(HANG_UP) != signal.SIG_IGN:
         told.append(HANG_UP)
     for number in told:
-        signal.signal(number, lambda *_: leave())
+        signal.signal(number, lambda number, _: leave(number))
     hear_sigterm()
 
 

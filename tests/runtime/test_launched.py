@@ -17,6 +17,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,9 @@ import pytest
 from free_ports import free_port
 from started_programs import StartedProgram, run_program, start_program
 from torch._C._distributed_c10d import TCPStore
+from worker_watcher import wait_until
 
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.cli import train as train_command
 from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
@@ -131,6 +134,16 @@ def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
 def test_slurms_ranks_of_each_node() -> None:
     assert tasks_per_node("8(x2),4") == [8, 8, 4]
     assert tasks_per_node("3") == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("SLURM_STEP_TASKS_PER_NODE", "abc"), ("SLURM_STEP_NUM_TASKS", ""), ("SLURM_NODEID", "one")],
+)
+@pytest.mark.usefixtures("environment")
+def test_a_variable_of_the_launcher_that_is_no_number_is_named(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*{text!r}"):
+        launched_rank({**BATCH_SCRIPT, **IN_STEP, name: text})
 
 
 def test_a_torchrun_whose_restarts_fail_is_told_of() -> None:
@@ -591,3 +604,45 @@ def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
     assert blamed() == set()
     store.set(key, '{"beat": 7}')
     assert blamed() == set(), "what another release tells is not understood"
+
+
+def test_a_signal_that_one_rank_got_ends_all_as_one_that_rank_0_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    beats, told, came = Heartbeats(process_context(), 2), list[str](), list[int]()
+    watch = launched.LaunchedWatch(0, 2, beats, told.append)
+    line = launched._store()
+    assert line is not None
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        Pulse.note_signal(SimpleNamespace(_heartbeats=beats, _rank=0), number)  # type: ignore[arg-type]
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        for number in (0, signal.SIGTERM, signal.SIGTERM):
+            word = RankWord(Beat(1, 1, Phase.TRAINING, 1, number), Process.own())
+            store.set(launched._key(1), msgspec.json.encode(word).decode())
+            assert watch._exchange(line)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM] and told == ["SIGTERM came to rank 1. All ranks save and end."]
+
+
+def test_a_signal_to_one_rank_alone_saves_the_training_and_says_so_by_the_exit_code(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    port, run = free_port(), tmp_path / "run"
+    ranks = [slurm_rank(rank, port, blob_folder, "--run", run, "--steps", "100000") for rank in (0, 1)]
+    try:
+        wait_until((run / "metrics.jsonl").exists, "it trains")
+        ranks[1].send_signal(signal.SIGTERM)
+        told = [" ".join(rank.communicate(timeout=100)[0].split()) for rank in ranks]
+        assert "SIGTERM came to rank 1. All ranks save and end." in told[0], told
+        assert [rank.returncode for rank in ranks] == [128 + signal.SIGTERM] * 2, told
+    finally:
+        for rank in ranks:
+            rank.kill()
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None and f"{checkpoint.name}" in told[0], told

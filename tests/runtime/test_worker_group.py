@@ -106,10 +106,11 @@ def as_before() -> Iterator[None]:
 
 def told_to_leave(number: signal.Signals, *, launched: bool) -> bool:
     """Let a rank get a signal; say whether it heard that it is to leave."""
-    heard: list[bool] = []
+    heard: list[int] = []
     outlive_the_terminal(launched=launched)
-    leave_when_told(lambda: heard.append(True), launched=launched)
+    leave_when_told(heard.append, launched=launched)
     os.kill(os.getpid(), number)
+    assert heard in ([], [number])
     return bool(heard)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import reason
@@ -18,6 +20,7 @@ from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.rendering.render import render_image
+from splatstudio.runtime.stop_signals import HeldInterrupt
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
@@ -26,7 +29,7 @@ from splatstudio.settings.setting import typed_path
 from splatstudio.surfaces.make_mesh import mesh_of_task
 from splatstudio.surfaces.mesh_options import MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
-from splatstudio.training.session import Advance, Session
+from splatstudio.training.session import Advance, EvaluationAbandoned, Session
 from splatstudio.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -49,9 +52,11 @@ def train(
     underscores, optim__means_lr=1e-4. Those by which a Scene was loaded (downscale, test_every, ...) stay.
     `preset` names a set of settings, of which `settings` and what `config` has changed win. With `run_dir`
     the run keeps checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is
-    called after each step; when it raises, the training is saved in its run and ends. Raises ValueError for a
-    scene or a setting that cannot be used.
+    called after each step; when it raises, and at Ctrl-C, the training is saved in its run and ends. Raises
+    ValueError for a scene or a setting that cannot be used.
     """
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise ValueError(f"this trains in float32, and torch's default is {dtype}: set that back before")
     given = _dotted(settings)
     config = _chosen(config or TrainConfig(), preset, given)
     for note in notes_on_settings(config, given.keys() & set(differing(config, TrainConfig()))):
@@ -62,15 +67,28 @@ def train(
         config = _as_loaded(config, scene)
     else:
         scene = load_training_scene(scene, config)
+    # Whoever calls may have switched gradients off.
+    with torch.inference_mode(False), torch.enable_grad(), HeldInterrupt() as interrupt:
+        return _trained(scene, config, run_dir, on_step, interrupt)
+
+
+def _trained(
+    scene: Scene,
+    config: TrainConfig,
+    run_dir: str | Path | None,
+    on_step: Callable[[Advance], None] | None,
+    interrupt: HeldInterrupt,
+) -> Model:
     trainer, session = Trainer(scene, config), None
     try:
         for note in filter(None, (trainer.start_note, trainer.parts.guide.note(config))):
             log.warning("%s", note)
-        session = (
-            Session(trainer, Run.create(typed_path(run_dir), scene.path, trainer.config)) if run_dir else None
-        )
+        if run_dir is not None:
+            session = Session(trainer, Run.create(typed_path(run_dir), scene.path, trainer.config))
+            session.breathe = partial(_make_way, interrupt)
         while trainer.step < config.steps:
-            advance = session.advance() if session else Advance(trainer.train_step())
+            with interrupt.until_done():
+                advance = session.advance() if session else Advance(trainer.train_step())
             for problem in filter(None, (advance.problem, advance.unsaved)):
                 log.warning("%s", problem)
             if on_step is not None:
@@ -83,6 +101,8 @@ def train(
     except KeyboardInterrupt:  # as a notebook's Stop
         if session is not None and trainer.whole:
             _save(session)
+        elif session is not None:
+            log.warning("a step was torn: what was trained since the last checkpoint is lost")
         raise
     finally:
         if session is not None:
@@ -90,11 +110,16 @@ def train(
         trainer.close()
 
 
+def _make_way(interrupt: HeldInterrupt) -> None:
+    if interrupt.came:
+        raise EvaluationAbandoned
+
+
 def _tell(on_step: Callable[[Advance], None], advance: Advance, session: Session | None) -> None:
     """Call the user's function; what is trained is saved where that fails."""
     try:
         on_step(advance)
-    except Exception:
+    except BaseException:  # also a task that is cancelled, or sys.exit
         if session is not None:
             _save(session)
         raise

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import splatstudio as ss
 from splatstudio.checkpoints import saver
@@ -19,6 +23,8 @@ from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.presets import PRESETS
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 
@@ -111,7 +117,9 @@ def test_settings_that_do_nothing_are_told(scene: Scene, caplog: pytest.LogCaptu
     assert "stop_when_flat needs a run_dir" in caplog.text and "mcmc.noise" in caplog.text
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt, ZeroDivisionError, SystemExit, asyncio.CancelledError, GeneratorExit]
+)
 def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path, end: type[BaseException]) -> None:
     def stop(advance: Any) -> None:
         if advance.stats.step == 3:
@@ -120,6 +128,67 @@ def test_what_is_interrupted_is_saved(scene: Scene, tmp_path: Path, end: type[Ba
     with pytest.raises(end):
         ss.train(scene, steps=50, run_dir=tmp_path / "run", on_step=stop)
     assert ss.load_model(tmp_path / "run").step == 3
+
+
+def test_ctrl_c_amid_a_step_or_an_evaluation_waits_for_its_end(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_before(real: Any, at: int) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
+            trainer = getattr(self, "trainer", self)
+            if trainer.step == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return real(self, *arguments)
+
+        return call
+
+    for owner, name, at, run in (
+        (Trainer, "train_step", 2, tmp_path / "step"),
+        (Session, "evaluate", 3, tmp_path / "evaluation"),
+    ):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(owner, name, pressed_before(getattr(owner, name), at))
+            ss.train(scene, steps=50, eval_steps=(3,), run_dir=run)
+        assert ss.load_model(run).step == 3
+        assert not list(run.glob("eval/*.json")), "it made way"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_ends_at_once_and_says_what_that_costs(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def impatient(*_: Any) -> None:  # amid what a step changes
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "_learn_from", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        ss.train(scene, steps=50, run_dir=tmp_path / "run")
+    assert "a step was torn" in caplog.text
+    assert not list(tmp_path.glob("run/ckpts/step_*"))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_trains_all_the_same(scene: Scene, mode: Any) -> None:
+    with mode():
+        model = ss.train(scene, steps=2)
+    assert torch.equal(model.gaussians.means, ss.train(scene, steps=2).gaussians.means)
+
+
+def test_what_cannot_be_trained_in_or_kept_is_told_before_the_first_step(
+    scene: Scene, tmp_path: Path
+) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match="float32"):
+            ss.train(scene, steps=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match="not empty"):
+        ss.train(scene, steps=1, run_dir="")  # as of a variable that is not set: the working folder
+    for downscale in (1.5, 100_000, 0):
+        with pytest.raises(ValueError, match="whole number from 1 to 64"):
+            ss.load_scene(scene.path, downscale=downscale)  # type: ignore[arg-type]
 
 
 def test_a_step_that_cannot_be_saved_is_told_and_the_model_comes_back(

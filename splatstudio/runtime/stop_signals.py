@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -72,6 +73,49 @@ class StopRequest:
         if not self:
             self.number = number
             self._told.put(number)
+
+
+class HeldInterrupt:
+    """Ctrl-C, or a notebook's Stop, held back until a step is done: of a torn one nothing could be saved.
+
+    Used with `with`. A second one counts at once. Beside the main thread, and where somebody else hears the
+    signal, nothing is held.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is held yet."""
+        self.came = False
+        self._holding = False
+        self._installed = False
+
+    def __enter__(self) -> HeldInterrupt:
+        """Hear the signal."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._installed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave it to Python again."""
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextmanager
+    def until_done(self) -> Iterator[None]:
+        """Hold it back; raises KeyboardInterrupt at the end where it came."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self.came:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.came or not self._holding:
+            raise KeyboardInterrupt
+        self.came = True
 
 
 def end_by_signals() -> None:

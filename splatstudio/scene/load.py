@@ -40,7 +40,7 @@ from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
-from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.config import TrainConfig, declaration
 from splatstudio.settings.setting import typed_path
 
 KNOWN = (
@@ -99,8 +99,9 @@ def load_scene(
     the one with most images. Raises ValueError with one sentence for everything that is wrong with the
     files; nothing else is written and no photo is decoded.
     """
-    if not downscale >= 1:
-        raise ValueError(f"downscale is {downscale}, but must be 1 or more")
+    most = int(declaration(TrainConfig, "downscale").high or 1)
+    if downscale not in range(1, most + 1):
+        raise ValueError(f"downscale is {downscale}, but must be a whole number from 1 to {most}")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()

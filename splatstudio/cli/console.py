@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.segment import Segment
 
+from splatstudio.cli.standard_output import leave_unread
 from splatstudio.error_text import for_terminal
 
 
@@ -19,6 +20,10 @@ class PlainConsole(Console):
         """Yield what is to be printed, with what would steer the terminal written out."""
         for segment in super().render(*arguments, **options):
             yield segment if segment.control else segment._replace(text=for_terminal(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """End the command as SIGPIPE would: rich itself has it fail without a word."""
+        leave_unread()
 
 
 def print_error(sentence: str) -> None:

@@ -19,7 +19,7 @@ from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
 from splatstudio.cli.eval import scores_by_name
 from splatstudio.cli.json_output import CommandResult, failed
-from splatstudio.cli.standard_output import print_nowhere
+from splatstudio.cli.standard_output import going_on_unheard
 from splatstudio.cli.terminal import (
     ProgressReport,
     console,
@@ -39,7 +39,7 @@ from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.fork_server import process_context
 from splatstudio.runtime.launched import LaunchedRank, launched_rank, train_launched
 from splatstudio.runtime.sentences import joined_sentence, plateau_sentence, saved_sentence, stopped_sentence
-from splatstudio.runtime.stop_signals import StopRequest, leave_closed_terminal, stop_requests
+from splatstudio.runtime.stop_signals import StopRequest, stop_requests
 from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
@@ -140,12 +140,13 @@ def train_as_rank(
 ) -> int:
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
     tls.context()  # what is wrong with it is told before anything is loaded
-    if launched.rank == 0:
-        for note in notes:
-            print(for_terminal(note))
-        if job.checkpoint is not None:
-            print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
-    return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at, tls)
+    with going_on_unheard():
+        if launched.rank == 0:
+            for note in notes:
+                print(for_terminal(note))
+            if job.checkpoint is not None:
+                print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
+        return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at, tls)
 
 
 class _LogLines:
@@ -163,11 +164,7 @@ class _LogLines:
             self._due = time.monotonic() + LINE_SECONDS
         how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
         if (line := event_line(event, how)) is not None:
-            try:
-                print(for_terminal(line), flush=True)
-            except OSError as error:  # nobody reads, or the disk of the log is full: the training goes on
-                if isinstance(error, BrokenPipeError):
-                    print_nowhere()
+            print(for_terminal(line), flush=True)
 
 
 def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
@@ -247,7 +244,8 @@ def train_scene(
         settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
     job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
-    return _Attendance(job, first, chosen).run()
+    with going_on_unheard():
+        return _Attendance(job, first, chosen).run()
 
 
 def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene) -> bool:
@@ -409,7 +407,8 @@ class _Attendance:
             try:
                 self._client.start()
                 self._client.send(messages.Start())
-                end = self._follow_to_the_end(request)
+                with ProgressReport(self._job.config.steps, self._first) as report:
+                    end = self._follow(report, request)
                 self._client.close()
             except KeyboardInterrupt:
                 self._client.kill()
@@ -421,17 +420,6 @@ class _Attendance:
                 self._client.close()
                 raise
         return self._conclude(end, request)
-
-    def _follow_to_the_end(self, request: StopRequest) -> messages.Event | None:
-        """Follow the training; a terminal that is closed meanwhile ends what is printed, and nothing else."""
-        try:
-            with ProgressReport(self._job.config.steps, self._first) as report:
-                return self._follow(report, request)
-        except OSError:
-            if not (leave_closed_terminal() or request):
-                raise
-        with ProgressReport(self._job.config.steps, self._first) as report:
-            return self._follow(report, request)
 
     def _follow(self, report: ProgressReport, request: StopRequest) -> messages.Event | None:
         """Print what happens; return the training's last word, None when it cannot be saved."""

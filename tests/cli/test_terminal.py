@@ -14,10 +14,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from command_line import CommandLine
+from started_programs import start_program
 
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.cli import terminal
+from splatstudio.cli.console import PlainConsole
 from splatstudio.cli.main import main, with_home_folders
-from splatstudio.cli.standard_output import nobody_reads
+from splatstudio.cli.standard_output import going_on_unheard, nobody_reads
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run
@@ -66,6 +70,44 @@ def test_output_that_cannot_be_written_is_an_error(words: tuple[str, ...]) -> No
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=250)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr, done.stderr
+
+
+def test_a_training_goes_on_where_nobody_reads_any_more(blob_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("train", blob_folder, "--run", run, "--steps", "400", "--eval-every", "0")
+    process = start_program("-m", "splatstudio", *words)
+    try:
+        while "splats" not in process.stdout.readline():
+            pass
+        process.stdout.close()  # as where tee was ended
+        assert process.wait(250) == 0
+    finally:
+        process.kill()
+    newest = newest_checkpoint(run)
+    assert newest is not None and step_of(newest) == 400
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux's")
+def test_what_a_full_disk_did_not_take_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        with going_on_unheard():
+            PlainConsole().print("step 1")
+            print("step 2", flush=True)
+        assert sys.stdout is log
+        monkeypatch.undo()
+    told = "Not all that was told could be written to standard output: No space left on device.\n"
+    assert capfd.readouterr().err == told
+
+
+def test_a_list_that_nobody_reads_ends_as_by_sigpipe(tmp_path: Path) -> None:
+    for name in range(300):
+        Run.create(tmp_path / "runs" / f"run{name}", tmp_path, TrainConfig())
+    process = start_program("-m", "splatstudio", "info", tmp_path / "runs", stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(250) == 141 and process.stderr is not None and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("columns", ["1", "5"])

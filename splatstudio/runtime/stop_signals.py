@@ -11,12 +11,14 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
 from types import FrameType
 
 from splatstudio.operating_system import HANG_UP, STOP_SIGNALS, of_one_driver, unblock
+
+LOOK_SECONDS = 0.1  # between two looks whether a signal has come
 
 
 class StopSignal(KeyboardInterrupt):
@@ -33,7 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self.number: int | None = None
-        self._told: SimpleQueue[int] = SimpleQueue()  # unlike an Event, a handler may fill it at any time
+        self._let_go = False
 
     def __bool__(self) -> bool:
         """Return whether it was asked to end."""
@@ -46,12 +48,14 @@ class StopRequest:
 
     def wait(self) -> None:
         """Wait until it is asked to end."""
-        if not self:
-            self._told.get()
+        # A handler may come at any time: it must not wait for a lock, as an Event's. A SimpleQueue now and then
+        # wakes nobody, where two signals come in one moment.
+        while not (self or self._let_go):
+            time.sleep(LOOK_SECONDS)
 
     def let_go(self) -> None:
         """Let `wait` return although nobody has asked."""
-        self._told.put(0)
+        self._let_go = True
 
     def words(self, doing: str) -> str:
         """Return what to print of it, as "Saving ... (Ctrl-C again ends at once)"."""
@@ -72,7 +76,6 @@ class StopRequest:
             raise KeyboardInterrupt
         if not self:
             self.number = number
-            self._told.put(number)
 
 
 class HeldInterrupt:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from started_programs import StartedProgram, run_program, start_program
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.sentences import saved_sentence
+from splatstudio.runtime.stop_signals import StopRequest
 
 Start = Callable[..., StartedProgram]
 TIMEOUT = 120.0
@@ -480,3 +482,12 @@ def test_the_second_ctrl_c_ends_though_nothing_could_be_saved(
     output, _ = stopped.communicate(timeout=TIMEOUT)
     assert "Nothing was saved" in output and newest_checkpoint(tmp_path / "run") is None
     assert stopped.returncode == 130
+
+
+def test_who_waits_for_a_signal_sees_it_also_where_nothing_woke_it() -> None:
+    request = StopRequest()
+    waiting = threading.Thread(target=request.wait, daemon=True)
+    waiting.start()
+    request.number = signal.SIGTERM  # as where a second signal came in the same moment
+    waiting.join(TIMEOUT)
+    assert not waiting.is_alive()

@@ -254,11 +254,16 @@ class PreviewBar(Panel):
         for handle in (text, back):
             self.keep(handle, visible=lambda: self.controller.preview.path is not None)
         own = self.button("Back to this run's model", lambda _: self._show_own(), visible=False)
-        self.keep(own, visible=lambda: self.controller.other_model is not None and self._newest is not None)
+        self.keep(own, visible=self._leads_back)
 
     @property
     def _newest(self) -> Path | None:
         return self.controller.project.checkpoint()
+
+    def _leads_back(self) -> bool:
+        controller = self.controller  # of a run that is done the main button leads back
+        here = controller.other_model is not None and controller.step_to_show is None
+        return here and self._newest is not None
 
     def _show_own(self) -> None:
         newest = self._newest
@@ -268,10 +273,14 @@ class PreviewBar(Panel):
     def _said(self) -> str:
         status = self.controller.status
         behind = BEHIND.get(status.state, "The training waits behind it")
-        takes = "; videos and exports take the training's model." if status.has_model else "."
-        path = self.controller.preview.path
-        shown = "" if path is None else path_words(path)
-        return note_html(f"In the view: {shown}. {behind}{takes}")
+        path, loaded = self.controller.preview.path, self.controller.preview.loaded
+        if path is None:
+            return ""
+        if loaded is None:
+            return note_html(f"{path_words(path)} is being read. {behind}.", mark="preview")
+        splats = f"{loaded.num_gaussians:,} splats"
+        takes = "pictures, videos and exports take it"
+        return note_html(f"In the view: {path_words(path)}, {splats}; {takes}. {behind}.", mark="preview")
 
 
 class BesideBar(Panel):
@@ -406,6 +415,7 @@ class StatusPanel(Panel):
             visible=lambda: controller.project.device_use.idle_gpu,
         )
         self._part = self.add(PartBar(page))
+        self.add(PreviewBar(page))
         self.add(BesideBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         begins = "Makes a new run ready beside this one, with settings to choose; this one stays as it is."

@@ -48,8 +48,8 @@ class StopRequest:
 
     def wait(self) -> None:
         """Wait until it is asked to end."""
-        # A handler may come at any time: it must not wait for a lock, as an Event's. A SimpleQueue now and then
-        # wakes nobody, where two signals come in one moment.
+        # A handler may come at any time: it must not wait for a lock, as an Event's. A SimpleQueue now and
+        # then wakes nobody, where two signals come in one moment.
         while not (self or self._let_go):
             time.sleep(LOOK_SECONDS)
 

@@ -201,7 +201,9 @@ def mesh_of_model(
     views = ModelViews(model, scene, _room(VIEWS_SHARE, ranks), between=options.between, ranks=ranks)
     found = _surface(views, options, similarity_scale(model.transform), ranks, on_progress)
     mesh, survey, grid = _finished(found.mesh, options), found.survey, found.grid
-    facts = _Facts(views, scene, grid, found.chosen_by, found.dropped, tuple(_notes(views, scene, model)))
+    facts = _Facts(
+        views, scene, grid, found.chosen_by, found.dropped, tuple(_notes(views, scene, model)), model.step
+    )
     if options.mesh_preset == "ground":
         return _ground(mesh, model, facts, upright=upright)
     colored = colored_by(
@@ -275,6 +277,7 @@ class _Facts:
     chosen_by: str
     dropped: int
     notes: tuple[str, ...]
+    step: int | None
 
 
 def _ground(mesh: Mesh, model: Model, facts: _Facts, *, upright: bool) -> MadeMesh:
@@ -439,6 +442,7 @@ def _report(
     x, y, z = (high - low).tolist()
     photographed = facts.views.are_photos
     return MeshReport(
+        step=facts.step,
         triangles=mesh.num_triangles,
         vertices=len(mesh.vertices),
         size=(x, y, z),

@@ -24,6 +24,7 @@ class MeshReport:
     that lie within 1 % of the diagonal. Both are of places that photos can match, not of bare walls.
     """
 
+    step: int | None  # of the training whose model it is of, where that is known
     triangles: int
     vertices: int
     size: tuple[float, float, float]  # of the box around it
@@ -52,7 +53,8 @@ class MeshReport:
     def rows(self) -> list[tuple[str, str]]:
         """Return it as a table of few rows for people."""
         unit = "units of the scene"
-        rows = [
+        rows = [] if self.step is None else [("Of", f"step {self.step:,}")]
+        rows += [
             ("Triangles", f"{self.triangles:,}"),
             ("Size", " x ".join(f"{side:.4g}" for side in self.size) + f" {unit}"),
             ("Voxel", f"{self.voxel_size:.4g} {unit}: {self.resolution_chosen_by}"),

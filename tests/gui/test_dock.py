@@ -89,7 +89,7 @@ def test_who_wants_to_pause_never_trains_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert meaning.counts("Pause"), "to pause is always meant"
     meaning.show("Resume")
     meaning.show("Pause")
-    assert not meaning.show("Save again") and not meaning.show("Train on"), "the rest begins anew"
+    assert not meaning.show("Save and finish") and not meaning.show("Train on"), "the rest begins anew"
     assert not meaning.counts("Train on")
 
 

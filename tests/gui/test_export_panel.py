@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import viser
 import viser.transforms
+from example_checkpoints import example
 from format_models import model
 from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.formats import FORMATS, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.amounts import size
@@ -46,11 +48,13 @@ def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree:
     panel = ExportPanel(page)
     panel._format.value = name
     panel.refresh()
+    assert f"about {size(panel._chosen.estimated_bytes(2_000_000, 3))}" in panel._facts.content
     form = format_of(f"a{panel._chosen.endings[0]}")
     assert form is not None and form is panel._chosen
     gaussians = model(5, degree)
     # Another model takes the place of the first one: its harmonics count.
-    panel.follow(model_loaded(Model(gaussians), 2_000_000))
+    controller.preview.path = Path("other.ply")
+    controller.preview.loaded = model_loaded(Model(gaussians), 2_000_000)
     panel.refresh()
     assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
 
@@ -124,6 +128,27 @@ def test_the_box_of_a_mesh_lies_where_the_page_shows_it(page: Page, run: Path, t
     scene = page.controller.project.scene
     assert mesh is not None and scene is not None and mesh.trim.crop == corners
     assert np.array_equal(np.array(mesh.box_frame), scene.transform), "not in that model's own frame"
+
+
+def test_a_mesh_is_called_as_the_checkpoint_that_it_is_of(page: Any, run: Path) -> None:
+    begun: list[FileTask] = []
+    page.tasks.start = lambda kind, task, ended: begun.append(task)
+    controller = page.controller
+    section = MeshSection(page, lambda: KEEP_ALL)
+    with pytest.raises(ValueError, match="press Save first"):
+        section._start()
+    controller.status = Status(state="training", step=40, num_gaussians=60, has_model=True)
+    save_checkpoint(run, example(30))
+    section._start()
+    controller.shown_path = save_checkpoint(run, example(20))
+    section.refresh()
+    assert Path(section._path.value).name == "blobs-20.glb"
+    section._start()
+    made = [task.mesh for task in begun]
+    assert [(each.output.name, each.path.name) for each in made if each is not None] == [
+        ("blobs-30.glb", "step_00000030"),
+        ("blobs-20.glb", "step_00000020"),
+    ]
 
 
 @pytest.mark.parametrize("text", NAMELESS)

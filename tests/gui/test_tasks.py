@@ -12,11 +12,13 @@ import pytest
 from gui_parts import Steered, evaluate_panel, fake_camera, scores, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.files.run import Run
 from splatstudio.gui import dock
 from splatstudio.gui.dock import PreviewBar, TaskBar, header_html, panel_label
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.state.tasks import TaskBoard, notice_of_end
+from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.render import PictureSection
 from splatstudio.models.scoring import Scored
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd, TaskProgress
@@ -33,6 +35,7 @@ from splatstudio.runtime.messages import (
     RenderPath,
     Snapshot,
 )
+from splatstudio.settings.config import TrainConfig
 
 
 def text_of(page: Page, kind: object) -> str:
@@ -129,7 +132,8 @@ def test_a_download_belongs_to_the_task_that_is_shown(page: Page, tmp_path: Path
     if end is None:
         board.follow(JobDone(2, tmp_path / "b.ply", 100))
     bar.refresh()
-    assert bar._download.visible and "c.ply" in bar._download.label
+    last = "b.ply" if end is None else "c.ply"
+    assert bar._download.visible and last in bar._download.label
 
 
 @pytest.mark.parametrize(("num_bytes", "offered"), [(499_999_999, True), (500_000_000, False)])
@@ -267,6 +271,8 @@ def test_a_picture_is_of_the_model_that_is_shown(
     section._shoot(client)
     assert len(sent) == 1 and shown.sent == []
     # Another model beside a training that has none of its own left.
+    other = ModelLoaded(9, 7, (0.0, 0.0, 0.0), 1.0)
+    controller.preview.path, controller.preview.loaded = Path("other.ply"), other
     controller.preview.worker, controller.status = shown, Status(state="failed", has_model=False)
     section.refresh()
     assert not section._take.disabled
@@ -282,9 +288,38 @@ def test_a_picture_is_of_the_model_that_is_shown(
     first: Any = shown.sent[0]
     shown.hearers[0](JobCancelled(first.job))
     assert notices[-1].text == "Its model was taken out of the view; nothing of the file was kept."
-    controller.preview.worker = None
+    controller.preview.path = controller.preview.loaded = controller.preview.worker = None
     section.refresh()
     assert section._take.disabled
+
+
+def test_an_export_is_of_the_model_that_is_shown_and_called_so(
+    page: Page, sent: list[Command], tmp_path: Path
+) -> None:
+    controller: Any = page.controller
+    other = Run.create(tmp_path / "runs" / "other", tmp_path, TrainConfig()).path
+    shown, panel = Worker(), ExportPanel(page)
+    controller.status = Status(state="paused", step=40, num_gaussians=60, has_model=True)
+    panel.refresh()
+    assert panel._path.value == str(controller.project.run_dir / "exports" / "blobs-40.ply")
+    controller.preview.path = controller.shown_path = other / "ckpts" / "step_00000009"
+    panel.refresh()
+    assert "blobs-40" in panel._path.value, "it is still being read"
+    controller.preview.loaded, controller.preview.worker = ModelLoaded(9, 7, (0.0, 0.0, 0.0), 1.0), shown
+    panel.refresh()
+    assert panel._path.value == str(other / "exports" / "other-9.ply")
+    assert "<div>Splats</div><div>7</div>" in panel._facts.content
+    panel._write()
+    assert sent == [] and isinstance(shown.sent[0], Export)
+
+
+def test_the_task_that_ended_last_is_shown(page: Page, tmp_path: Path) -> None:
+    first, second = (page.tasks.submit(RenderPath(CameraPath(()), tmp_path / "a.mp4")) for _ in range(2))
+    assert first is not None and second is not None
+    page.tasks.follow(JobFailed(second.number, "It is being written already."))
+    page.tasks.follow(JobDone(first.number, tmp_path / "a.mp4", 10))
+    newest = page.tasks.newest(RenderPath)
+    assert newest is not None and newest.number == first.number and newest.file is not None
 
 
 def test_what_is_behind_another_model_is_said_as_it_is(page: Page) -> None:
@@ -303,8 +338,11 @@ def test_what_is_behind_another_model_is_said_as_it_is(page: Page) -> None:
         bar.refresh()
         text = bar._text.content
         assert bar._text.visible and "other.ply" in text and words in text, text
-        assert ("videos and exports" in text) == status.has_model
         assert ("goes on" in text) == (status.state == "training")
+    assert "is being read" in bar._text.content and "exports" not in bar._text.content
+    controller.preview.loaded = ModelLoaded(9, 1234, (0.0, 0.0, 0.0), 1.0)
+    bar.refresh()
+    assert "1,234 splats; pictures, videos and exports take it" in bar._text.content
     controller.preview.path = None
     bar.refresh()
     assert not bar._text.visible

@@ -261,7 +261,7 @@ def test_the_page_offers_to_save_again(
     ):
         controller._worker.receive(event)
     controller._worker.receive(messages.StateChanged("paused"))
-    assert controller.choice() == Choice("Save again")
+    assert controller.choice() == Choice("Save and finish")
     controller.press_primary()
     assert sent == [messages.Resume()]
     controller._worker.receive(messages.Progress(9, 10, 0.1, None, 100, 1.0, None, 1.0))

@@ -14,6 +14,7 @@ from plateau_settings import ANYHOW, FLAT_NEWS
 
 from splatstudio.files.run import Run
 from splatstudio.gui.panel import Hotkeys, Page
+from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import History
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Notice, Status
@@ -92,15 +93,21 @@ def server() -> Iterator[viser.ViserServer]:
     made.stop()
 
 
+class _StillController(SimpleNamespace):
+    """What panels ask of a controller, without a worker."""
+
+    in_view = Controller.in_view
+
+
 @pytest.fixture
 def page(
     blob_scene: Scene, run: Path, notices: list[Notice], sent: list[Command], server: viser.ViserServer
 ) -> Page:
     """What panels are built from, with a server that nobody visits and no worker."""
-    controller: Any = SimpleNamespace(
+    controller: Any = _StillController(
         project=Project(blob_scene.path, blob_scene, None, run, TrainConfig()),
-        status=Status(has_model=True),
-        preview=SimpleNamespace(path=None, worker=None, leave=lambda: None),
+        status=Status(has_model=True, num_gaussians=60),
+        preview=SimpleNamespace(path=None, worker=None, loaded=None, leave=lambda: None),
         beside=SimpleNamespace(path=None, worker=None, leave=lambda: None),
         history=History(),
         replacements=[],
@@ -108,7 +115,11 @@ def page(
         send=sent.append,
         other_model=None,
         shown_path=None,
+        step_to_show=None,
+        last_saved=None,
         can_order=False,
+        _worker=SimpleNamespace(job=None),
+        _sh_degree=3,
         model_state=lambda: ModelState(7, training=False),
     )
     viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")

@@ -205,15 +205,17 @@
     } catch { /* a browser that keeps nothing is told each time */ }
   }, 100);
 
-  // Both docks leave little of a narrow window: there they are folded at first, the one at the left before that
-  // with the buttons.
+  // Both docks leave little of a narrow window: there the one at the left is folded at first, never that with the
+  // buttons. On a phone there are none; a page that is turned there gets them.
   let width = Infinity, looked = 0;
   const fit = () => {
-    for (const [side, least] of [["left", 1100], ["right", 720]])
-      if (innerWidth < least && width >= least)
-        document.querySelector(`[data-dock-region-collapse=${side}][aria-expanded=true]`)?.click();
+    const collapse = document.querySelector("[data-dock-region-collapse=left]");
+    if (!collapse) return;
+    if (innerWidth < 1100 && width >= 1100 && collapse.ariaExpanded === "true") {
+      collapse.click();
+      document.activeElement?.blur();  // a folded dock takes the keyboard
+    }
     width = innerWidth;
-    document.activeElement?.blur();  // a folded dock takes the keyboard
   };
   const docked = setInterval(() => {
     if (!document.querySelector("[data-dock-region-collapse=left]") && ++looked < 100) return;

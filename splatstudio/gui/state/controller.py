@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,17 @@ POLL_SECONDS = 0.1  # between two looks at a training that saves before the stud
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ModelInView:
+    """The model that a task is given: its place on the disk, None for the training's, and what is known."""
+
+    path: Path | None
+    step: int | None
+    num_gaussians: int | None  # None: there is no model
+    sh_degree: int
+    worker: WorkerClient | None  # that has it, None: the training's
+
+
 class Controller(FrameSource):
     """The studio's side of the worker, one at a time. Methods may be called from any thread."""
 
@@ -61,6 +72,7 @@ class Controller(FrameSource):
         self.replacements: list[str] = []  # why the worker was replaced, each time
         self.preview = PreviewModel(notify)
         self.beside = PreviewModel(notify)  # another model, at the left of the one in the view
+        self.preview.on_export = self._tell_listeners
         self._notify = notify
         self._lock = threading.RLock()
         self._following = threading.Lock()  # news come from more than one process
@@ -71,6 +83,7 @@ class Controller(FrameSource):
         self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
         self._told_damaged: set[str] = set()
+        self._sh_degree = project.config.sh_degree  # until a model is loaded
         job = project.first_job()
         self._newest_step = self._newest_beside(job)  # of the run, while a model from the disk is on view
         self._worker = self._new_worker(job)
@@ -151,6 +164,16 @@ class Controller(FrameSource):
                 worker.drop_view(view)
 
     @property
+    def in_view(self) -> ModelInView:
+        """Return what pictures, videos and exports are of: another model as soon as it has been read."""
+        path, loaded = self.preview.path, self.preview.loaded
+        if path is not None and loaded is not None:
+            return ModelInView(path, loaded.step, loaded.num_gaussians, loaded.sh_degree, self.preview.worker)
+        status = self.status
+        num = status.num_gaussians if status.has_model else None
+        return ModelInView(model_of(self._worker.job), status.step or None, num, self._sh_degree, None)
+
+    @property
     def shown_path(self) -> Path | None:
         """Return which model from the disk is in the view, or is about to be; None: that of the training."""
         return self.preview.path or model_of(self._worker.job)
@@ -171,7 +194,8 @@ class Controller(FrameSource):
         return None if self.other_model is not None else newer_step(self.status, self._newest_step)
 
     @property
-    def _step_to_show(self) -> int | None:
+    def step_to_show(self) -> int | None:
+        """Return the newest step of a run that has made all its steps, where it is not in the view."""
         another = self.other_model is not None
         return step_to_show(self.status, self._resume_step, self._newest_step, another=another)
 
@@ -210,9 +234,7 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        return choice_of(
-            self.status, self._resume_step, self._step_to_show, self._untrained, self._will_pause
-        )
+        return choice_of(self.status, self._resume_step, self.step_to_show, self._untrained, self._will_pause)
 
     @property
     def can_order(self) -> bool:
@@ -237,7 +259,7 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
-            elif self._step_to_show is not None:
+            elif self.step_to_show is not None:
                 newest = self.project.checkpoint()
                 assert newest is not None
                 self.view(newest)
@@ -463,7 +485,7 @@ class Controller(FrameSource):
             case messages.Started():
                 self._show_last_figures()
             case messages.ModelLoaded():
-                self._anew = False
+                self._anew, self._sh_degree = False, event.sh_degree
                 if self._newest_step is not None and self.other_model is None:
                     self._show_figures_of(self.status.step)
             case messages.SettingChanged(path=path, value=value):
@@ -478,6 +500,9 @@ class Controller(FrameSource):
         notice = None if known else notice_of(event)
         if notice is not None:
             self._notify(notice)
+        self._tell_listeners(event)
+
+    def _tell_listeners(self, event: messages.Event) -> None:
         for listener in self._listeners:
             listener(event)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from splatstudio.files.path_words import path_words
-from splatstudio.gui.state.status import Notice
+from splatstudio.gui.state.status import Notice, notice_of
 from splatstudio.runtime import messages
 from splatstudio.runtime.supervisor import Plan, WorkerClient
 
@@ -28,10 +28,11 @@ class PreviewModel:
 
     def __init__(self, notify: Callable[[Notice], None]):
         self.on_change: Callable[[], None] = lambda: None  # every picture is of another model now
+        self.on_export: Callable[[messages.Exported], None] = lambda event: None  # of the other model
         self._notify = notify
         self._lock = threading.RLock()
         self._client: WorkerClient | None = None
-        self._loaded = False
+        self.loaded: messages.ModelLoaded | None = None  # what is known of it, once it has been read
 
     @property
     def path(self) -> Path | None:
@@ -41,22 +42,22 @@ class PreviewModel:
     @property
     def worker(self) -> WorkerClient | None:
         """Return whose pictures are shown; None: the training's, also while the model is still being read."""
-        return self._client if self._loaded else None
+        return self._client if self.loaded is not None else None
 
     def show(self, job: messages.ViewJob, plan: Plan) -> None:
         """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
-        before = self._client, self._loaded
+        before = self._client, self.loaded
         try:
             client = WorkerClient(job, plan)
             client.subscribe(lambda event: self._follow(client, event))
             with self._lock:
                 # Known before it starts: the events of another one are dropped.
-                before, self._client, self._loaded = (self._client, self._loaded), client, False
+                before, self._client, self.loaded = (self._client, self.loaded), client, None
             client.start()
         except OSError as error:
             log.exception("no worker for a model beside the training")
             with self._lock:
-                self._client, self._loaded = before
+                self._client, self.loaded = before
             sentence = f"{path_words(job.model_path)} cannot be shown: {error}. The training is not touched."
             raise ValueError(sentence) from error
         _close_later(before[0])
@@ -76,19 +77,24 @@ class PreviewModel:
 
     def _take_away(self) -> WorkerClient | None:
         with self._lock:
-            old, self._client, self._loaded = self._client, None, False
+            old, self._client, self.loaded = self._client, None, None
         return old
 
     def _follow(self, client: WorkerClient, event: messages.Event) -> None:
         with self._lock:
             if client is not self._client:
                 return
-            self._loaded = self._loaded or isinstance(event, messages.ModelLoaded)
+            if isinstance(event, messages.ModelLoaded):
+                self.loaded = event
         if isinstance(event, messages.Failed):
             self._notify(Notice("Not opened", f"{event.sentence} The training is not touched.", bad=True))
             self.leave()
         elif isinstance(event, messages.ModelLoaded):
             self.on_change()
+        elif isinstance(event, messages.Exported):
+            self.on_export(event)
+        elif isinstance(event, messages.Warned) and (notice := notice_of(event)) is not None:
+            self._notify(notice)
 
 
 def _close_later(client: WorkerClient | None) -> None:

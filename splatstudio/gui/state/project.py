@@ -221,7 +221,7 @@ class Project:
             return self._place.with_name(f"{self._place.stem}-export.ply")
         suffix = f"-{step}" if step else ""
         if shown is None or self.holds(shown):
-            return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
+            return self.run_dir / "exports" / f"{self.run_dir.resolve().name}{suffix}.ply"
         owner = run_folder_of(shown)
         if owner is None:  # of another program: its folder is not ours
             return self.run_dir / "exports" / f"{shown.stem}.ply"

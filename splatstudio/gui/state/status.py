@@ -231,7 +231,7 @@ def choice_of(
     if status.state == "restarting":
         return Choice("Restarting …", enabled=False)
     if status.state == "paused" and 0 < status.total_steps <= status.step:
-        return Choice("Save again")  # the disk was full at the last step
+        return Choice("Save and finish")  # the disk was full at the last step, or fewer are wanted now
     if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
         return Choice("Resume")
     if status.state == "finished":

@@ -62,6 +62,7 @@ class TaskStatus:
     worker: WorkerClient | None = None  # whose task it is, None: the training's worker's, or a process's
     begun: int = 0  # how often the training's worker had been replaced until then
     cancelled: bool = False  # by the user
+    ended: int = 0  # its place in the order in which tasks ended
 
     @property
     def verb(self) -> str:
@@ -102,15 +103,15 @@ class TaskBoard:
         self._controller, self._notify, self._changed = controller, notify, changed
         self._tasks: dict[int, TaskStatus] = {}
         self._files: dict[str, FileWorker] = {}  # by who asks: each does one task at a time
-        self._numbers = count(1)
+        self._numbers, self._ends = count(1), count(1)
         self._lock = threading.RLock()
 
     def newest(self, kind: object) -> TaskStatus | None:
-        """Return the newest task of a kind that is in progress, else the newest of all."""
+        """Return the newest task of a kind that is in progress, else the one that ended last."""
         with self._lock:
             tasks = [status for status in self._tasks.values() if status.kind == kind]
         running = [status for status in tasks if status.end is None]
-        return (running or tasks or [None])[-1]
+        return running[-1] if running else max(tasks, key=lambda status: status.ended, default=None)
 
     def is_busy(self, kind: object) -> bool:
         """Return whether a task of a kind is in progress."""
@@ -157,7 +158,9 @@ class TaskBoard:
 
     def _finish(self, number: int, end: object, notice: Notice, file: Path | None, num_bytes: int) -> None:
         """Note a task's end, tell it, and have who asked go on where it is complete."""
-        then = self._change(number, end=notice, file=file, num_bytes=num_bytes).then
+        with self._lock:
+            ended = next(self._ends)
+        then = self._change(number, end=notice, file=file, num_bytes=num_bytes, ended=ended).then
         self._notify(notice)
         if then is not None and isinstance(end, (messages.JobDone, TaskEnd)):
             try:

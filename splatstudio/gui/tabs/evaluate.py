@@ -22,7 +22,7 @@ from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.formats import format_to_write
 from splatstudio.gui.amounts import size
-from splatstudio.gui.dock import PreviewBar, TaskBar
+from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import Page, Panel, output_path, when_user
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.compare_runs import RunComparison, of_another_scene
@@ -230,7 +230,6 @@ class EvaluatePanel(Panel):
             visible=False,
             hint="Export writes all splats, also those that a filter hides. Delete asks first.",
         )
-        self.add(PreviewBar(page))
         self._question = gui.add_html("", visible=False)
         self._answers = gui.add_button_group("Delete?", (KEEP_IT, DELETE_IT), visible=False)
         self._bar = self.add(TaskBar(page, FILES))

@@ -53,14 +53,13 @@ class ExportPanel(Panel):
         export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)
         self.add(TaskBar(page, Export))
         self.add(MeshSection(page, lambda: self._trim.trim))
-        self._sh_degree = self.controller.project.config.sh_degree  # until a model is loaded
         self._written: Exported | None = None
         self._format.on_update(lambda _: self._choose())
         self._upright.on_update(lambda _: None)  # the facts change
         self.keep(
             export,
             label=lambda: f"Export {self._chosen.name}",
-            disabled=lambda: not self.controller.status.has_model,
+            disabled=lambda: self.controller.in_view.num_gaussians is None,
         )
         self.keep(self._normals, visible=lambda: self._chosen.has_normals)
         self.keep(self._facts, content=lambda: table_html(self._rows()))
@@ -72,24 +71,23 @@ class ExportPanel(Panel):
     def refresh(self) -> None:
         """Show what an export would hold now, and how far one is."""
         super().refresh()
-        step = self.controller.status.step or None
-        suggestion = with_ending(str(self._place(step)), self._chosen)
+        model = self.controller.in_view
+        place = self.controller.project.export_path(model.step, model.path)
+        suggestion = with_ending(str(place), self._chosen)
         if self._path.value == self._suggested:
             # Only a path that the user did not touch follows the step.
             self._suggested = self._path.value = suggestion
 
-    def _place(self, step: int | None) -> Path:
-        return self.controller.project.export_path(step, self.controller.shown_path)
-
     def _rows(self) -> list[tuple[str, str]]:
-        chosen, num, upright = self._chosen, self.controller.status.num_gaussians, self._upright.value
+        chosen, model, upright = self._chosen, self.controller.in_view, self._upright.value
+        num = model.num_gaussians
         rows = [("For", chosen.purpose)]
         if chosen.loses:
             rows += [("Loses", chosen.loses)]
         if num is not None:
             most, about = ("", "about ") if self._trim.trim.keeps_all else ("at most ", "at most ")
             rows += [("Splats", f"{most}{num:,}")]
-            rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, self._sh_degree))}")]
+            rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, model.sh_degree))}")]
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
         elif self.controller.project.scene is not None:
@@ -99,12 +97,8 @@ class ExportPanel(Panel):
         return rows
 
     def follow(self, event: Event) -> None:
-        """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file.
-
-        Of a file that was written it is told how many splats it got.
-        """
+        """Lay the crop box around the middle of a new model; tell how many splats a file got."""
         if isinstance(event, ModelLoaded):
-            self._sh_degree = event.sh_degree
             self._trim.surround(np.array(event.center), event.radius)
         elif isinstance(event, Exported):
             self._written = event
@@ -136,7 +130,7 @@ class ExportPanel(Panel):
             wishes = {"first": scene.cameras[0], "eyes": eyes}
         normals = self._normals.value and self._chosen.has_normals
         command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
-        self.page.tasks.submit(command)
+        self.page.tasks.submit(command, worker=self.controller.in_view.worker)
 
 
 def with_ending(path: str, chosen: Format) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import viser
 
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.files.path_words import path_words
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.gui.dock import TaskBar
@@ -50,6 +51,7 @@ class MeshSection(Panel):
         gui = self.gui
         with gui.add_folder("Mesh", expand_by_default=False):
             self._format = gui.add_dropdown("Mesh format", tuple(WRITERS))
+            self._on_disk: tuple[object, Path | None] | None = None
             self._suggested = self._suggestion()
             self._path = gui.add_text("Mesh file", self._suggested, hint=FILE_HINT)
             self._add_choices()
@@ -133,9 +135,20 @@ class MeshSection(Panel):
         shown, project = self.controller.shown_path, self.controller.project
         return project.run_dir if shown is None or project.holds(shown) else shown
 
-    def _suggestion(self) -> str:
+    def _source(self) -> Path | None:
+        """Return the model on the disk that becomes a mesh: that in the view, else the run's newest."""
         controller = self.controller
-        path = controller.project.export_path(controller.status.step or None, controller.shown_path)
+        if (shown := controller.shown_path) is not None:
+            return shown
+        saved = controller.project.run_dir, controller.last_saved, controller.status.has_model
+        if self._on_disk is None or self._on_disk[0] != saved:  # the page asks many times a second
+            self._on_disk = saved, controller.project.checkpoint()
+        return self._on_disk[1]
+
+    def _suggestion(self) -> str:
+        source = self._source()
+        step = None if source is None else step_of(source)
+        path = self.controller.project.export_path(step, self.controller.shown_path)
         return str(path.with_suffix(self._format.value))
 
     def _follow_step(self) -> None:
@@ -165,9 +178,11 @@ class MeshSection(Panel):
         )
 
     def _start(self) -> None:
-        model = self.controller.shown_path or self.controller.project.checkpoint()
+        self._on_disk = None
+        model = self._source()
         if model is None:
             raise ValueError(NO_MODEL)
+        self._follow_step()
         typed = output_path(self._path.value, self._suggested)
         if typed.suffix.lower() not in WRITERS:
             typed = typed.with_name(typed.name + self._format.value)

@@ -100,7 +100,7 @@ class OutputSection(Panel):
     def refresh(self) -> None:
         """Show the path's format and the task as they are now."""
         super().refresh()
-        num, has_model = len(self._editor.path.frame_times), self.controller.status.has_model
+        num, has_model = len(self._editor.path.frame_times), self.controller.in_view.num_gaussians is not None
         self._render.label = f"Render {num:,} frames" if num else "Render"
         self._render.disabled = not (num and has_model)
         self._render.hint = SHOWN if has_model else "There is no model yet: start the training first."
@@ -166,7 +166,8 @@ class OutputSection(Panel):
             wanted = wanted.with_name(wanted.name + ending)
         check_output(wanted)
         output = self.page.free(wanted) if wanted.suffix else wanted
-        self.page.tasks.submit(RenderPath(path, output, quality, options_of(self.page, client)))
+        command = RenderPath(path, output, quality, options_of(self.page, client))
+        self.page.tasks.submit(command, worker=self.controller.in_view.worker)
 
 
 class PictureSection(Panel):
@@ -180,7 +181,7 @@ class PictureSection(Panel):
         )
         self._take = self.keep(
             self.button("Take a picture", self._shoot, disabled=True),
-            disabled=lambda: not self.controller.status.has_model and self.controller.preview.worker is None,
+            disabled=lambda: self.controller.in_view.num_gaussians is None,
         )
         self.add(TaskBar(page, Snapshot))
         page.hotkeys.add(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
@@ -198,7 +199,7 @@ class PictureSection(Panel):
         self.page.tasks.submit(
             Snapshot(viewpoint.camera(1.0).resized(*size), output, options_of(self.page, client)),
             then=lambda done: _send(client, done),
-            worker=controller.preview.worker,
+            worker=controller.in_view.worker,
         )
 
     def _free(self, wanted: Path) -> Path:

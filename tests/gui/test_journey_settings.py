@@ -322,11 +322,12 @@ def press_photos_by_keys(screen: Screen) -> None:
 
 
 def narrow_the_window(screen: Screen) -> None:
-    """Make the window narrow: a picture stays."""
+    """Make the window narrow: a picture stays, and the buttons."""
     page = screen.page
-    for width, least in ((1000, 500), (640, 480)):  # without the left dock, then without both
+    for width, least in ((1000, 500), (640, 200)):  # without the left dock
         page.set_viewport_size({"width": width, "height": 400})
         screen.wait(lambda n=least: screen.box(page.locator(CANVAS))["width"] > n, "a picture of some width")
+        page.locator('[data-splatstudio="state"]').wait_for()
     page.set_viewport_size({"width": 400, "height": 800})
     head = page.locator(".mantine-Paper-root").filter(has=page.locator('[data-splatstudio="state"]'))
 
@@ -344,3 +345,7 @@ def narrow_the_window(screen: Screen) -> None:
     others.click()
     page.get_by_role("tab", name="Log").click()
     page.locator(".ss-log").wait_for()
+    for width in (933, 600):  # a phone that is turned and turned back
+        page.set_viewport_size({"width": width, "height": 500})
+        screen.wait(lambda: screen.box(page.locator(CANVAS))["width"] > 200, "the left dock is folded")
+        page.locator('[data-splatstudio="state"]').wait_for()

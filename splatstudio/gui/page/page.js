@@ -209,19 +209,18 @@
   // buttons. On a phone there are none; a page that is turned there gets them.
   let width = Infinity, looked = 0;
   const fit = () => {
-    const collapse = document.querySelector("[data-dock-region-collapse=left]");
-    if (!collapse) return;
-    if (innerWidth < 1100 && width >= 1100 && collapse.ariaExpanded === "true") {
+    const collapse = document.querySelector("[data-dock-region-collapse=left][aria-expanded=true]");
+    if (innerWidth < 1100 && width >= 1100 && collapse) {
       collapse.click();
       document.activeElement?.blur();  // a folded dock takes the keyboard
     }
-    width = innerWidth;
+    width = innerWidth <= 576 ? Infinity : innerWidth;
   };
   const docked = setInterval(() => {
     if (!document.querySelector("[data-dock-region-collapse=left]") && ++looked < 100) return;
     clearInterval(docked);
     fit();
-    addEventListener("resize", fit);
+    addEventListener("resize", () => setTimeout(fit, 300));  // viser lays its docks out after it, too
   }, 100);
 
   // A chart that is made, or gets other ranges, before it is laid out or in a tab not shown finds no room for

@@ -50,6 +50,7 @@ from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import hold, is_held, put_in_place, sync_folder
+from splatstudio.scene.scene import KnownPhotos
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy.global_order import copied, joined, rows_of, shard_rows
 from splatstudio.strategy.population import Population
@@ -78,7 +79,8 @@ class Checkpoint:
     view_costs: Mapping[str, float] = field(default_factory=dict)  # of photos by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
-    photos: tuple[str, ...] = ()  # the names of the scene's
+    photos: tuple[str, ...] = ()  # the names of the scene's, in the order of its split
+    num_framed: int = 0  # of these, see `KnownPhotos`
     owes: bool = False  # whether its strategy has something to make up for, see `Strategy`
 
     @property
@@ -257,6 +259,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             autosave=manifest.get("autosave") is True,
             corrections=_read_corrections(folder, manifest),
             photos=photos_of(manifest),
+            num_framed=_num_framed(manifest),
             owes=manifest.get("owes") is True,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -268,6 +271,29 @@ def photos_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the photos that the scene of a checkpoint had; none: it does not tell."""
     told = manifest["scene"].get("photographs", ())
     return tuple(told) if isinstance(told, list) and all(isinstance(name, str) for name in told) else ()
+
+
+def same_frame(transform: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two transforms [4, 4] of a scene lead to the same frame."""
+    return np.allclose(transform, other, rtol=1e-6, atol=1e-6)
+
+
+def _num_framed(manifest: Mapping[str, Any]) -> int:
+    told = manifest["scene"].get("num_framed", 0)
+    return told if isinstance(told, int) and told > 0 else 0
+
+
+def known_photos(folder: Path | None) -> KnownPhotos | None:
+    """Return the photos that the scene of a checkpoint had.
+
+    None: there is no checkpoint, or it cannot be read, or it does not tell.
+    """
+    try:
+        manifest = None if folder is None else read_manifest(folder)
+        names = () if manifest is None else photos_of(manifest)
+        return KnownPhotos(names, _num_framed(manifest)) if manifest is not None and names else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
@@ -437,6 +463,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
             "path": str(checkpoint.scene_path),
             "transform": checkpoint.scene_transform.tolist(),
             "photographs": list(checkpoint.photos),
+            "num_framed": checkpoint.num_framed,
         },
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
 from splatstudio.cli.eval import scores_by_name
@@ -216,7 +216,7 @@ def train_scene(
             raise ValueError("a run goes on with its own batches: omit --batch-size auto")
         config, checkpoint = _to_resume(config, scene_path, run_dir, given)
     _refuse_what_is_for_several(devices, tls)
-    scene = load_training_scene(scene_path, config)
+    scene = load_training_scene(scene_path, config, known_photos(checkpoint))
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
     _refuse_unwritable(run_dir)
@@ -359,6 +359,8 @@ def _to_resume(
     run = Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
+        with suppress(OSError):
+            RunLock(run_dir).release()  # ValueError where it is being trained: it will have one soon
         raise ValueError(
             f"{run_dir} has no checkpoint to resume from: delete it to start over there, or name another"
         )

@@ -102,6 +102,16 @@ class Run:
         }
         write_json_durably(self.path / "run.json", values)
 
+    def with_scene(self, scene: Path) -> Run:
+        """Note in run.json that the scene lies there now, and return the run with it.
+
+        Raises OSError where the file cannot be written.
+        """
+        file = self.path / "run.json"
+        values = json.loads(read_input(file))
+        write_json_durably(file, {**values, "scene": str(scene)})
+        return dataclasses.replace(self, scene_path=scene)
+
     def with_images(self, folder: str) -> Run:
         """Note in run.json that the photos lie in `folder` now, and return the run with it.
 

@@ -254,6 +254,15 @@ def origin_of(path: str | Path) -> Origin | None:
     return None if other is None else Origin(other.path, TrainConfig(images=other.images), is_ours=False)
 
 
+def scene_of_origin(origin: Origin, model: Path) -> Path:
+    """Return where the scene of a model's training lies; ValueError where it is there no more."""
+    if not origin.scene_path.exists():
+        raise ValueError(
+            f"the scene of {model} is no longer at {origin.scene_path}: say with --scene where it is now"
+        )
+    return origin.scene_path
+
+
 def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
     """Return the scene that a model shows: `scene` where it is named, else that of its training.
 
@@ -261,7 +270,7 @@ def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_siz
     ValueError where the scene is not known or cannot be read.
     """
     origin = origin_of(path)
-    place = scene or (origin.scene_path if origin else None)
+    place = scene or (scene_of_origin(origin, path) if origin else None)
     if place is None:
         raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
     downscale = 1 if full_size or origin is None else origin.config.downscale

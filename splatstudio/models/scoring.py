@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.evaluation.evaluate import (
     PSNR_AND_SSIM,
@@ -27,6 +28,7 @@ from splatstudio.models.model import (
     origin_of,
     remember_images,
     run_folder_of,
+    scene_of_origin,
 )
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
@@ -84,10 +86,13 @@ def evaluate_task(
     else:
         model = load_model(task.path, strict=task.strict)
     origin = origin_of(task.path)
+    if task.scene is None and origin is not None:
+        scene_of_origin(origin, task.path)
     against = _against(task, origin)
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
-    scene = load_scene(against.scene, downscale=against.downscale, **split)
+    known = known_photos(_checkpoint_of(task.path)) if _is_own_scene(against, origin) else None
+    scene = load_scene(against.scene, downscale=against.downscale, known=known, **split)
     total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
         raise ValueError(
@@ -107,23 +112,52 @@ def evaluate_task(
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
-        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, files)))
+        learned = _trained_on(evaluation, own, {**files, "known": known})
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *learned))
     run = run_folder_of(task.path)
-    file = None
-    if run is not None and own is not None and model.step is not None and model.part is None:
-        if against == own and not (task.images and _of_other_photos(scene, run)):
-            try:
-                file = write_evaluation(run, model.step, evaluation)
-            except OSError as error:  # what was measured is told all the same
-                note = f"the scores could not be written to {run}: {error.strerror or error}"
-                evaluation = replace(evaluation, notes=(*evaluation.notes, note))
-            evaluation = replace(evaluation, notes=(*evaluation.notes, *_remembered(run, task.images)))
-        else:
-            same = (own.scene, own.downscale) == (against.scene, against.downscale)
-            what = "other photos" if same else f"{own.scene} at 1/{own.downscale} of its size"
-            note = f"not written into {run}: its own scores are of {what}"
-            evaluation = replace(evaluation, notes=(*evaluation.notes, note))
-    return Scored(evaluation, model.step, file)
+    if run is None or own is None or model.step is None or model.part is not None:
+        return Scored(evaluation, model.step, None)
+    file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
+    return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
+
+
+def _keep(
+    run: Path, step: int, evaluation: Evaluation, own: ComparedWith, scene: Scene, images: str
+) -> tuple[Path | None, list[str]]:
+    """Write scores that are a run's own; return the file, or why there is none, and what else is to be told.
+
+    `own` is with what its training compares, `scene` with what these were, `images` where its photos lie now.
+    """
+    against, lost = evaluation.against, scene.lost_test_photos
+    assert against is not None, "it was just compared"
+    if against != own or (images and _of_other_photos(scene, run)):
+        same = (own.scene, own.downscale) == (against.scene, against.downscale)
+        what = "other photos" if same else f"{own.scene} at 1/{own.downscale} of its size"
+        return None, [f"not written into {run}: its own scores are of {what}"]
+    if lost:
+        names = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+        return None, [f"not written into {run}: of the photos that its training held out {names} is gone"]
+    try:
+        file = write_evaluation(run, step, evaluation)
+    except OSError as error:  # what was measured is told all the same
+        why = error.strerror or error
+        return None, [f"the scores could not be written to {run}: {why}", *_remembered(run, images)]
+    return file, _remembered(run, images)
+
+
+def _checkpoint_of(model: Path) -> Path | None:
+    """Return the checkpoint that tells which photos a training had, None where there is none."""
+    run = run_folder_of(model)
+    if (model / "manifest.json").exists() or run is None:
+        return model
+    return newest_known_checkpoint(run)
+
+
+def _is_own_scene(against: ComparedWith, origin: Origin | None) -> bool:
+    """Return whether the scene is that of a training of ours, or is named in its place as that has moved."""
+    if origin is None or not origin.is_ours:
+        return False
+    return against.scene == origin.scene_path.resolve() or not origin.scene_path.exists()
 
 
 def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:

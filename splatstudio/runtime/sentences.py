@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, photos_of
+import numpy as np
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, photos_of, same_frame
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
@@ -77,11 +79,13 @@ def saved_sentence(run_dir: Path, step: int) -> str:
 def joined_sentence(checkpoint: Path, scene: Scene) -> str | None:
     """Return that a scene has photos which the run of a checkpoint has not seen, None where it has none.
 
-    Raises ValueError where the checkpoint cannot be read.
+    Nor where the run cannot go on with them, as the scene lies in another frame now. Raises ValueError where
+    the checkpoint cannot be read.
     """
-    known = set(photos_of(read_manifest(checkpoint)))
+    manifest = read_manifest(checkpoint)
+    known = set(photos_of(manifest))
     num = len(scene.photos.keys() - known) if known else 0
-    if num == 0 or not known & scene.photos.keys():  # none of its own: it is another scene
+    if num == 0 or not same_frame(np.array(manifest["scene"]["transform"]), scene.transform):
         return None
     return f"{num} more photos have a pose now: the training that goes on takes them in, splats stay"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from splatstudio.checkpoints.checkpoint import known_photos
 from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
@@ -187,7 +188,8 @@ class Training:
             return
         self._change_state("loading")
         ranks = self._context.ranks()
-        scene = load_training_scene(self._job.scene_path, self._job.config)
+        known = known_photos(self._job.checkpoint)
+        scene = load_training_scene(self._job.scene_path, self._job.config, known)
         if self._context.launched and ranks.num_ranks > 1:
             self._leader = agree(ranks, self._job, scene)
         trainer = self._trainer = new_trainer(self._job, scene, ranks)
@@ -202,7 +204,7 @@ class Training:
 
     def _begin_session(self, trainer: Trainer, command: messages.Start) -> None:
         """Open the run's folder, tell of it, and train; for rank 0."""
-        run = self._first_run() if self._job.checkpoint is None else Run.open(self._job.run_dir)
+        run = self._first_run() if self._job.checkpoint is None else self._resumed_run()
         self._context.log_into(log_of(run.path))
         session = self._session = Session(
             trainer,
@@ -243,6 +245,17 @@ class Training:
             job.config if self._trainer is None else replace(job.config, model=self._trainer.config.model)
         )
         return Run.create(job.run_dir, job.scene_path, config)
+
+    def _resumed_run(self) -> Run:
+        """Return the folder of a training that goes on; it is noted where its scene is found now."""
+        run, scene = Run.open(self._job.run_dir), self._job.scene_path
+        if scene.resolve() == run.scene_path.resolve():
+            return run
+        try:
+            return run.with_scene(scene)
+        except OSError as error:
+            self._emit(messages.Warned(f"{run.path} cannot keep that its scene is {scene}: {reason(error)}"))
+            return run
 
     def _join_run(self) -> None:
         """Print into the run's folder, which rank 0 has made before it had others do anything.

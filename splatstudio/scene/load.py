@@ -38,7 +38,7 @@ from splatstudio.scene.opensfm import read_opensfm
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, lens_of_file, picture_header
 from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
-from splatstudio.scene.scene import Scene
+from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
 from splatstudio.settings.config import TrainConfig, declaration
 from splatstudio.settings.setting import typed_path
@@ -66,8 +66,11 @@ FILES_OF_SCENES = [f"{part}.{kind}" for part in PARTS for kind in KINDS]
 FILES_OF_SCENES += [f"transforms_{split}.json" for split in ("train", "val", "test")]
 
 
-def load_training_scene(path: str | Path, config: TrainConfig) -> Scene:
-    """Return the scene in `path` as the settings of a training ask for it; ValueError as in `load_scene`."""
+def load_training_scene(path: str | Path, config: TrainConfig, known: KnownPhotos | None = None) -> Scene:
+    """Return the scene in `path` as the settings of a training ask for it; `known` as in `load_scene`.
+
+    Raises ValueError as that does.
+    """
     return load_scene(
         path,
         downscale=config.downscale,
@@ -75,6 +78,7 @@ def load_training_scene(path: str | Path, config: TrainConfig) -> Scene:
         test_images=config.test_images,
         images_folder=config.images or None,
         model=config.model,
+        known=known,
     )
 
 
@@ -86,6 +90,7 @@ def load_scene(
     test_images: Sequence[str] = (),
     images_folder: str | None = None,
     model: int = -1,
+    known: KnownPhotos | None = None,
 ) -> Scene:
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
 
@@ -95,9 +100,10 @@ def load_scene(
     `downscale` divides the photos' sides (COLMAP: a folder `images_k` is used where it exists);
     `images_folder` names another folder of photos, in the scene, or as seen from the working folder.
     Every `test_every`-th view by name is held out, 0: none; where `test_images` names some (each item may be
-    several, by commas), just these. Of several models of COLMAP the one of the number `model` is read, -1:
-    the one with most images. Raises ValueError with one sentence for everything that is wrong with the
-    files; nothing else is written and no photo is decoded.
+    several, by commas), just these. `known` are those that the scene of a training had: its frame and its
+    split stay where some have come or gone since. Of several models of COLMAP the one of the number `model`
+    is read, -1: the one with most images. Raises ValueError with one sentence for everything that is wrong
+    with the files; nothing else is written and no photo is decoded.
     """
     most = int(declaration(TrainConfig, "downscale").high or 1)
     if downscale not in range(1, most + 1):
@@ -120,7 +126,7 @@ def load_scene(
         raise ValueError(f"{folder} holds no photo with a pose")
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
-    scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
+    scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every, known)
     notes = (*notes, *scene.notes)
     return replace(scene, test_images=tuple(test_images), images=str(images_folder or ""), notes=notes)
 
@@ -267,7 +273,9 @@ def _nothing_found(folder: Path) -> ValueError:
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 
 
-def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> Scene:
+def _scene(
+    folder: Path, capture: Capture, downscale: int, test_every: int, known: KnownPhotos | None = None
+) -> Scene:
     shots = sorted(capture.shots, key=lambda shot: shot.name)
     finite = np.all(np.abs(capture.points) < MAX_COORDINATE, axis=1)
     points, colors = capture.points[finite], capture.colors[finite]
@@ -285,9 +293,14 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     viewmats = np.stack([shot.viewmat for shot in shots])
     up = np.array([0.0, 0.0, 1.0]) if capture.upright else None
     if capture.frame is None:
-        transform = normalizing_transform(viewmats, points, left_turned, up=up)
+        framing, in_order = (
+            _framing([shot.name for shot in shots], known),
+            () if known is None else known.names,
+        )
+        turned = tuple(left_turned[index] for index in framing)
+        transform, num_framed = normalizing_transform(viewmats[framing], points, turned, up=up), len(framing)
     else:
-        transform = capture.frame.matrix
+        transform, in_order, num_framed = capture.frame.matrix, capture.frame.names, 0
     views = tuple(
         _view(shot, lens, orientation, face, _target_size(shot, lens, face.lens, downscale), transform)
         for shot, (lens, orientation) in zip(shots, measured, strict=True)
@@ -304,7 +317,8 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         test_every=test_every,
         notes=tuple(notes),
         test_names=capture.test_names,
-        in_order=() if capture.frame is None else capture.frame.names,
+        in_order=in_order,
+        num_framed=num_framed,
         downscale=downscale,
         unposed=capture.unposed,
         model_folder=capture.model_folder,
@@ -315,6 +329,15 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
+
+
+def _framing(names: list[str], known: KnownPhotos | None) -> list[int]:
+    """Return which photos make the frame: those that did in a training where all are there, else all."""
+    if known is not None:
+        framing = known.names[: known.num_framed or None]
+        if set(names).issuperset(framing):
+            return [index for index, name in enumerate(names) if name in set(framing)]
+    return [*range(len(names))]
 
 
 def _refuse_irregular_masks(shots: list[CapturedPhoto]) -> None:

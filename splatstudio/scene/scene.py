@@ -13,6 +13,17 @@ from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo, read_photo, read_whole_photo
 
 
+@dataclass(frozen=True)
+class KnownPhotos:
+    """The photos that the scene of a training had, so that its frame and its split stay where others join.
+
+    `names` are in the order of the split; the first `num_framed` make the frame, 0: all that there are.
+    """
+
+    names: tuple[str, ...]
+    num_framed: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Scene:
     """A capture that can be trained on.
@@ -38,6 +49,7 @@ class Scene:
     test_images: tuple[str, ...] = ()  # as the user named them
     images: str = ""  # the folder of photos that the user named
     in_order: tuple[str, ...] = ()  # the photos as they came, where some have joined later
+    num_framed: int = 0  # how many of them, from the first on, make the frame; 0: another rule does
     downscale: int = 1  # by what the photos' sides are divided
     unposed: tuple[str, ...] = ()  # photos that lie there, have no pose and are not used
     model_folder: Path | None = None  # COLMAP's model, where it is a scene of COLMAP's
@@ -57,18 +69,32 @@ class Scene:
         return groups
 
     @cached_property
+    def names_in_order(self) -> tuple[str, ...]:
+        """Return the names of the photos in the order of the split, also of those that are gone.
+
+        Those that have joined come behind, so that no photo of the test is trained on.
+        """
+        joined = sorted(set(self.photos) - set(self.in_order))
+        return (*self.in_order, *joined) if self.in_order else tuple(self.photos)
+
+    @property
+    def _held_out(self) -> frozenset[str]:
+        if self.test_names is not None:
+            return self.test_names
+        return frozenset(self.names_in_order[:: self.test_every] if self.test_every > 0 else ())
+
+    @property
+    def lost_test_photos(self) -> tuple[str, ...]:
+        """Return the names of the photos that were held out and are no longer there."""
+        return tuple(sorted(self._held_out - self.photos.keys()))
+
+    @cached_property
     def test_indices(self) -> tuple[int, ...]:
         """Return the views held out: those that are named, else every `test_every`-th from the first on.
 
         Empty when nothing would be left to train on. All parts of a photo share its lot.
         """
-        # Those that have joined come behind, so that no photo of the test is trained on.
-        joined = sorted(set(self.photos) - set(self.in_order))
-        names = [*self.in_order, *joined] if self.in_order else list(self.photos)
-        if self.test_names is not None:
-            held_out = self.test_names
-        else:
-            held_out = set(names[:: self.test_every]) if self.test_every > 0 else set()
+        held_out = self._held_out
         chosen = [i for i, view in enumerate(self.views) if view.whole in held_out]
         return tuple(chosen) if len(chosen) < len(self.views) else ()
 

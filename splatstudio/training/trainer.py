@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_share, same_frame
 from splatstudio.checkpoints.saver import save_on_all_ranks
 from splatstudio.corrections.corrections import Corrections, check_agreement
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, told_together
@@ -426,7 +426,8 @@ class Trainer:
             upcoming=self.parts.queue.upcoming,
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
-            photos=tuple(self.scene.photos),
+            photos=self.scene.names_in_order,
+            num_framed=self.scene.num_framed,
             owes=self.parts.strategy.owes,
         )
 
@@ -491,7 +492,15 @@ def _config_to_go_on(
         config = new
     if overrides:  # else what was saved goes on, in which a sky wins
         check_agreement(config)
-    if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
+    gone = sorted(set(checkpoint.photos) - scene.photos.keys())
+    moved = not same_frame(checkpoint.scene_transform, scene.transform)
+    if moved and gone and len(gone) < len(checkpoint.photos):
+        names = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
+        raise ValueError(
+            f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has ({names}): put"
+            " them back, or start a new training"
+        )
+    if moved:
         raise ValueError(
             f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
             " changed since; name the run's own scene, or start a new training"

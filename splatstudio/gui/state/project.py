@@ -14,6 +14,7 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
+    known_photos,
     newest_checkpoint,
     newest_known_checkpoint,
 )
@@ -292,7 +293,8 @@ def _open_run(
     scene, notes, problem = None, (), ""
     images = config.images if "images" in given else run.config.images
     try:
-        scene = load_training_scene(run.scene_path, replace(run.config, images=images))
+        known = known_photos(newest)
+        scene = load_training_scene(run.scene_path, replace(run.config, images=images), known)
     except ValueError as error:
         # The model can still be shown; only its photos are gone.
         problem = f"The scene of this run cannot be read, so only the model is shown: {error}"
@@ -344,9 +346,10 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
     kept = _gone_on_with(existing, config, given)
-    if _photos(kept) != _photos(config):
-        scene = load_training_scene(path, kept)
     checkpoint, passed_over = _newest_good(existing.path)
+    known = known_photos(checkpoint)
+    if _photos(kept) != _photos(config) or (known is not None and scene.photos.keys() != set(known.names)):
+        scene = load_training_scene(path, kept, known)
     notes = scene.notes + notes + (() if checkpoint is None else _notes_on_joined(checkpoint, scene))
     return Project(path, scene, checkpoint, existing.path, kept, notes, passed_over=passed_over)
 

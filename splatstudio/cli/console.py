@@ -22,8 +22,12 @@ class PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=for_terminal(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """End the command as SIGPIPE would: rich itself has it fail without a word."""
-        leave_unread()
+        """End the command as SIGPIPE would: rich itself has it fail without a word.
+
+        Where nobody reads its errors it ends as it would.
+        """
+        if not self.stderr:
+            leave_unread()
 
 
 def print_error(sentence: str) -> None:

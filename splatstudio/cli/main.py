@@ -37,7 +37,7 @@ from splatstudio.cli.options import (
 )
 from splatstudio.cli.overview import answer, say_starting
 from splatstudio.cli.short_help import SHORT_HELP, short_help
-from splatstudio.cli.standard_output import leave_unread, nobody_reads, not_written, tell
+from splatstudio.cli.standard_output import AS_SIGPIPE, leave_unread, nobody_reads, not_written, tell
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
@@ -576,6 +576,8 @@ def _run_for_json(arguments: Sequence[str]) -> CommandResult:
 
 def _why_it_ended(error: BaseException, name: str) -> str:
     """Return a sentence on what ended a command without a result."""
+    if isinstance(error, SystemExit) and error.code == AS_SIGPIPE:
+        return f"splatstudio {name} was ended, as nobody read what it printed"
     if isinstance(error, SystemExit):  # by tyro, which has told more
         return f"the arguments are incomplete or wrong: splatstudio {name} --help explains them"
     if isinstance(error, KeyboardInterrupt):

@@ -140,13 +140,12 @@ def train_as_rank(
 ) -> int:
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
     tls.context()  # what is wrong with it is told before anything is loaded
-    with going_on_unheard():
-        if launched.rank == 0:
-            for note in notes:
-                print(for_terminal(note))
-            if job.checkpoint is not None:
-                print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
-        return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at, tls)
+    if launched.rank == 0:
+        for note in notes:
+            print(for_terminal(note))
+        if job.checkpoint is not None:
+            print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
+    return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at, tls)
 
 
 class _LogLines:
@@ -204,6 +203,20 @@ def train_scene(
     others. With `minutes` preset, size and steps are those of a plan for this machine. Raises ValueError with
     one sentence for what cannot be trained or resumed, and for what ended the training.
     """
+    with going_on_unheard():
+        return _train_scene(scene_path, config, run_dir, resume, given, minutes, devices, tls)
+
+
+def _train_scene(
+    scene_path: Path,
+    config: TrainConfig,
+    run_dir: Path | None,
+    resume: bool,
+    given: Collection[str],
+    minutes: float | None,
+    devices: DeviceOptions,
+    tls: TlsFiles,
+) -> CommandResult:
     launched = launched_rank(os.environ)
     if minutes is not None:
         _refuse_beside_minutes(minutes, given, devices, launched=launched is not None)
@@ -244,8 +257,7 @@ def train_scene(
         settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
     job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
-    with going_on_unheard():
-        return _Attendance(job, first, chosen).run()
+    return _Attendance(job, first, chosen).run()
 
 
 def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene) -> bool:

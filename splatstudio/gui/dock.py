@@ -249,7 +249,7 @@ class PreviewBar(Panel):
     def __init__(self, page: Page):
         super().__init__(page)
         text, hint = self.gui.add_html("", visible=False), "Shows its own model again."
-        back = self.button("Back to the training", lambda _: self.controller.preview.leave(), hint=hint)
+        back = self.button("Back to the training", lambda _: self._leave(), hint=hint)
         self._text = self.keep(text, content=self._said)
         for handle in (text, back):
             self.keep(handle, visible=lambda: self.controller.preview.path is not None)
@@ -259,6 +259,10 @@ class PreviewBar(Panel):
     @property
     def _newest(self) -> Path | None:
         return self.controller.project.checkpoint()
+
+    def _leave(self) -> None:
+        if not self.page.keeps_the_view():
+            self.controller.preview.leave()
 
     def _leads_back(self) -> bool:
         controller = self.controller  # of a run that is done the main button leads back

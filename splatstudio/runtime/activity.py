@@ -63,6 +63,11 @@ class Activity(Protocol):
         """Return whether there is a next step."""
         ...
 
+    @property
+    def complete(self) -> bool:
+        """Return whether all steps are done; for rank 0."""
+        ...
+
     def execute(self, command: Command) -> None:
         """Carry out an order, or this rank's part of what rank 0 has all ranks do."""
         ...
@@ -104,7 +109,7 @@ class Activity(Protocol):
 class Viewing:
     """The model of a ViewJob, with the interface of a Training that never runs."""
 
-    running = False
+    running = complete = False
     shared_views = None  # one process shows a finished model
 
     def __init__(self, job: ViewJob, context: WorkerContext):

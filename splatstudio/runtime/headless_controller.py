@@ -62,7 +62,6 @@ class HeadlessController:
         self._closed = threading.Event()
         self._num_ranks = 1
         self.unsaved = False  # the training stands still because there is no room for the model
-        self.completed = False  # all steps are done
         self._server: RemoteServer | None = None
         self._hub = Hub(self._send)
 
@@ -129,7 +128,6 @@ class HeadlessController:
                 self._keep(server.token)
             self.tell(event)
             if isinstance(event, messages.Finished):
-                self.completed = event.completed
                 self._send(messages.Close())
             elif isinstance(event, messages.StateChanged):
                 self.unsaved = event.unsaved

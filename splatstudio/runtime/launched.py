@@ -114,6 +114,7 @@ class LaunchedWatch:
         self._talker = threading.Thread(target=self._talk, name="launched-beats", daemon=True)
         self._patience = Patience(LIMITS, self._warn)
         self._over = threading.Event()
+        self._ends = False  # for a signal that another rank has got
 
     def start(self) -> None:
         """Begin, where there is more than one rank."""
@@ -215,11 +216,13 @@ class LaunchedWatch:
 
     def _end_for(self, rank: int, number: int) -> None:
         """End, and all ranks with this one, as rank 0 would by a signal that another rank has got alone."""
-        if self._own.read(self._rank).signal:
+        if self._ends or self._own.read(self._rank).signal:
             return  # it has come here, too
-        sentence = f"{signal.Signals(number).name} came to rank {rank}. All ranks save and end."
-        self._tell(sentence)
-        signal.raise_signal(number)
+        self._ends = True  # in native code it is heard later
+        self._tell(f"{signal.Signals(number).name} came to rank {rank}. All ranks save and end.")
+        # nohup switches SIGHUP off, for one rank or for all.
+        deaf = signal.getsignal(number) == signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM if deaf else number)
 
     def _is_hang(self, silence: Silence) -> bool:
         """Return whether a silence is more than that of native code at a large file, or of a stopped rank.
@@ -429,13 +432,11 @@ def train_launched(
     while ours.poll() and time.monotonic() < deadline:
         time.sleep(0.01)  # what was sent is being told
     controller.close()
-    if controller.unsaved:
-        return UNSAVED
-    return 0 if controller.completed else _exit_code(spec)
+    return UNSAVED if controller.unsaved else _exit_code(spec)
 
 
 def _exit_code(spec: RankSpec) -> int:
-    """Return what shells give for the signal that has ended this rank; 0 without one."""
+    """Return what shells give for the signal that has ended the training; 0 without one."""
     number = spec.heartbeats.read(spec.rank).signal
     return 128 + number if number else 0
 

@@ -226,7 +226,9 @@ class NextStep(RankCommand, frozen=True):
 
 
 class Leave(RankCommand, frozen=True):
-    """End."""
+    """End; `signal` is the one for which the training ends before its last step, 0: none."""
+
+    signal: int = 0
 
 
 class GatherModel(RankCommand, frozen=True):

@@ -113,6 +113,7 @@ class Rank:
         self._spec = spec
         self._pulse = Pulse(spec.heartbeats, spec.rank)
         self._phase = Phase.STARTING
+        self._signal = 0  # by which whoever started this rank wants it to end
         self._broadcast: Broadcast | None = None
         self._mailbox: Mailbox[tuple[int, messages.Command] | Work] = Mailbox(name="commands")
         self._priority = TrainingPriority()
@@ -159,6 +160,7 @@ class Rank:
 
         Rank 0 decides that. Of a launched rank beside it, which may have got the signal alone, it hears.
         """
+        self._signal = signal
         self._pulse.note_signal(signal)
         self.post(messages.Close())
 
@@ -175,13 +177,15 @@ class Rank:
 
     def _carry_on(self) -> None:
         if self._client is None:
-            self._follow()
+            self._signal = self._follow()
         else:
             self._lead()
         self._enter(Phase.OBEYING)  # a last save may be under way
         self.activity.close()
         if self._client is not None:
-            self.tell(messages.Leave())
+            self._signal = 0 if self.activity.complete else self._signal
+            self.tell(messages.Leave(self._signal))
+        self._pulse.note_signal(self._signal)  # of all ranks the same: it is their exit code
 
     def _lead(self) -> None:
         """Take the client's commands one by one, and train between them."""
@@ -200,15 +204,15 @@ class Rank:
                 if self.running:
                     self._advance()  # a path of many frames slows the training, it does not stop it
 
-    def _follow(self) -> None:
-        """Carry out what rank 0 says, until it says to leave."""
+    def _follow(self) -> int:
+        """Carry out what rank 0 says, until it says to leave; return for which signal, 0: for none."""
         assert self._broadcast is not None, "rank 0 is another process"
         while True:
             # Rank 0 may be at something long that is its own: this rank waits, it does not hang.
             self._enter(Phase.WAITING)
             command = self._broadcast.receive(self.step)
             if isinstance(command, messages.Leave):
-                return
+                return command.signal
             if isinstance(command, messages.NextStep):
                 self._enter(Phase.TRAINING)
                 self.activity.advance()

@@ -101,7 +101,7 @@ class HeldInterrupt:
 
     def __exit__(self, *_: object) -> None:
         """Leave it to Python again."""
-        if self._installed:
+        if self._installed and signal.getsignal(signal.SIGINT) == self._note:  # else somebody else's by now
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @contextmanager

@@ -85,6 +85,11 @@ class Training:
         return self._state == "training"
 
     @property
+    def complete(self) -> bool:
+        """Return whether all steps are done; for rank 0."""
+        return self._session is not None and self._session.finished
+
+    @property
     def step(self) -> int:
         """Return the number of steps done, 0 before the start."""
         return self._trainer.step if self._trainer is not None else 0

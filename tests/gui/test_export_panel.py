@@ -31,7 +31,7 @@ from splatstudio.gui.tabs.render import OutputSection, PictureSection
 from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
 from splatstudio.runtime.file_tasks import FileTask
-from splatstudio.runtime.messages import Exported
+from splatstudio.runtime.messages import Exported, ModelLoaded, ViewJob
 from splatstudio.runtime.training_news import model_loaded
 from splatstudio.settings.setting import typed_output
 
@@ -53,8 +53,8 @@ def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree:
     assert form is not None and form is panel._chosen
     gaussians = model(5, degree)
     # Another model takes the place of the first one: its harmonics count.
-    controller.preview.path = Path("other.ply")
-    controller.preview.loaded = model_loaded(Model(gaussians), 2_000_000)
+    worker = SimpleNamespace(job=ViewJob(Path("other.ply")))
+    controller.preview.shown = worker, model_loaded(Model(gaussians), 2_000_000)
     panel.refresh()
     assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
 
@@ -264,6 +264,12 @@ def test_a_box_that_was_lost_is_laid_around_the_model_again(page: Any, run: Path
     section._surround_again()
     moved = tuple(tuple(np.add(corner, (0.5, 0.0, 0.0)).tolist()) for corner in first)
     assert (section._from.value, section._to.value) == moved and section._crop.value
+    page.controller.preview.loaded = ModelLoaded(9, 7, (50.0, 0.0, 0.0), 0.5)
+    section._surround_again()
+    assert section._from.value[0] == 49.0, "around the other model, which is in the view"
+    page.controller.preview.loaded = None
+    section._surround_again()
+    assert (section._from.value, section._to.value) == moved
     section.close()
     kept = TrimSection(page, lambda _: None)
     assert kept._crop.value, "the box is the model's own from then on, and crops still"

@@ -148,7 +148,7 @@ def drag_a_side_of_the_box(screen: Screen) -> None:
     assert changed.tolist() == [face.axis + 3 * face.is_upper]
     screen.wait(trim._file.exists, "it is kept")
     screen.seen("Box around the model").click()
-    screen.wait(lambda: np.array_equal(trim.trim.crop, before), "the box lies where it lay at first")
+    screen.wait(lambda: trim.trim.crop == tuple(before.tolist()), "the box lies where it lay at first")
 
 
 def choose_up_in_one_of_two_browsers(screen: Screen, browser: Any) -> None:

@@ -34,6 +34,7 @@ from splatstudio.runtime.messages import (
     ModelLoaded,
     RenderPath,
     Snapshot,
+    ViewJob,
 )
 from splatstudio.settings.config import TrainConfig
 
@@ -252,6 +253,7 @@ class Worker:
     """What a task is sent to."""
 
     def __init__(self) -> None:
+        self.job = ViewJob(Path("other.ply"))
         self.sent: list[Command] = []
         self.hearers: list[Callable[[Event], None]] = []
 
@@ -272,8 +274,8 @@ def test_a_picture_is_of_the_model_that_is_shown(
     assert len(sent) == 1 and shown.sent == []
     # Another model beside a training that has none of its own left.
     other = ModelLoaded(9, 7, (0.0, 0.0, 0.0), 1.0)
-    controller.preview.path, controller.preview.loaded = Path("other.ply"), other
-    controller.preview.worker, controller.status = shown, Status(state="failed", has_model=False)
+    controller.preview.shown = shown, other
+    controller.status = Status(state="failed", has_model=False)
     section.refresh()
     assert not section._take.disabled
     section._shoot(client)
@@ -288,7 +290,7 @@ def test_a_picture_is_of_the_model_that_is_shown(
     first: Any = shown.sent[0]
     shown.hearers[0](JobCancelled(first.job))
     assert notices[-1].text == "Its model was taken out of the view; nothing of the file was kept."
-    controller.preview.path = controller.preview.loaded = controller.preview.worker = None
+    controller.preview.shown = None
     section.refresh()
     assert section._take.disabled
 
@@ -302,10 +304,11 @@ def test_an_export_is_of_the_model_that_is_shown_and_called_so(
     controller.status = Status(state="paused", step=40, num_gaussians=60, has_model=True)
     panel.refresh()
     assert panel._path.value == str(controller.project.run_dir / "exports" / "blobs-40.ply")
-    controller.preview.path = controller.shown_path = other / "ckpts" / "step_00000009"
+    controller.shown_path = other / "ckpts" / "step_00000009"
     panel.refresh()
     assert "blobs-40" in panel._path.value, "it is still being read"
-    controller.preview.loaded, controller.preview.worker = ModelLoaded(9, 7, (0.0, 0.0, 0.0), 1.0), shown
+    shown.job = ViewJob(controller.shown_path)
+    controller.preview.shown = shown, ModelLoaded(9, 7, (0.0, 0.0, 0.0), 1.0)
     panel.refresh()
     assert panel._path.value == str(other / "exports" / "other-9.ply")
     assert "<div>Splats</div><div>7</div>" in panel._facts.content

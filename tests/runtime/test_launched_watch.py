@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -182,20 +181,19 @@ def test_a_signal_that_one_rank_got_ends_all_as_one_that_rank_0_got(monkeypatch:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     beats, told, came = Heartbeats(process_context(), 2), list[str](), list[int]()
+    # nohup has switched this one off for rank 0, and it hears what comes in its place late.
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     watch = launched.LaunchedWatch(0, 2, beats, told.append)
     line = launched._store()
     assert line is not None
 
-    def note(number: int, frame: object) -> None:
-        came.append(number)
-        Pulse.note_signal(SimpleNamespace(_heartbeats=beats, _rank=0), number)  # type: ignore[arg-type]
-
-    before = signal.signal(signal.SIGTERM, note)
     try:
-        for number in (0, signal.SIGTERM, signal.SIGTERM):
+        for number in (0, signal.SIGHUP, signal.SIGHUP):
             word = RankWord(Beat(1, 1, Phase.TRAINING, 1, number), Process.own())
             store.set(launched._key(1), msgspec.json.encode(word).decode())
             assert watch._exchange(line)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert came == [signal.SIGTERM] and told == ["SIGTERM came to rank 1. All ranks save and end."]
+        signal.signal(signal.SIGHUP, ignored)
+    assert came == [signal.SIGTERM] and told == ["SIGHUP came to rank 1. All ranks save and end."]

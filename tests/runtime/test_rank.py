@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ def test_every_photo_of_an_evaluation_shows_that_the_rank_gets_on(
 def test_a_rank_beside_0_does_what_it_is_told_until_it_is_to_leave(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said: list[Command] = [Wait(), EvaluateShare(), Leave()]
+    said: list[Command] = [Wait(), EvaluateShare(), Leave(signal.SIGTERM)]
     left: list[str] = []
     line = SimpleNamespace(
         receive=lambda step: said.pop(0), ranks=None, close=lambda: left.append("the group")
@@ -61,6 +62,7 @@ def test_a_rank_beside_0_does_what_it_is_told_until_it_is_to_leave(
         thread.submit(Rank(spec, job, None, make).run).result()
     assert phases == [("EvaluateShare", Phase.OBEYING), ("close", Phase.OBEYING)], "waiting has no limit"
     assert left == ["the group"]
+    assert heartbeats.read(1).signal == signal.SIGTERM, "it exits as rank 0 does"
 
 
 def test_each_rank_counts_its_share_of_the_model() -> None:

@@ -107,7 +107,7 @@ def page(
     controller: Any = _StillController(
         project=Project(blob_scene.path, blob_scene, None, run, TrainConfig()),
         status=Status(has_model=True, num_gaussians=60),
-        preview=SimpleNamespace(path=None, worker=None, loaded=None, leave=lambda: None),
+        preview=SimpleNamespace(path=None, worker=None, loaded=None, shown=None, leave=lambda: None),
         beside=SimpleNamespace(path=None, worker=None, leave=lambda: None),
         history=History(),
         replacements=[],

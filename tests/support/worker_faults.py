@@ -130,7 +130,7 @@ class Counting:
         self._emit = desk.emit
         self._rank = desk.rank
         self.step = 0
-        self.running = False
+        self.running = self.complete = False
         self._pause_at: int | None = None
 
     def begin(self) -> None:

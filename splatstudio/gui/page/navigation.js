@@ -192,8 +192,8 @@
     }
   };
   if (again?.pose) {
-    for (const begin of ["pointerdown", "wheel", "keydown"])
-      addEventListener(begin, () => { moved = true; }, {capture: true, once: true});
+    for (const begin of ["pointerdown", "wheel", "keydown"])  // but not by what is done here
+      addEventListener(begin, event => { moved ||= event.isTrusted; }, true);
     turnBack();
   }
 

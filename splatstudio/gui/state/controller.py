@@ -166,9 +166,10 @@ class Controller(FrameSource):
     @property
     def in_view(self) -> ModelInView:
         """Return what pictures, videos and exports are of: another model as soon as it has been read."""
-        path, loaded = self.preview.path, self.preview.loaded
-        if path is not None and loaded is not None:
-            return ModelInView(path, loaded.step, loaded.num_gaussians, loaded.sh_degree, self.preview.worker)
+        if (shown := self.preview.shown) is not None:
+            worker, loaded = shown
+            facts = loaded.step, loaded.num_gaussians, loaded.sh_degree
+            return ModelInView(model_of(worker.job), *facts, worker)
         status = self.status
         num = status.num_gaussians if status.has_model else None
         return ModelInView(model_of(self._worker.job), status.step or None, num, self._sh_degree, None)
@@ -261,7 +262,9 @@ class Controller(FrameSource):
                 self.send(messages.Resume())
             elif self.step_to_show is not None:
                 newest = self.project.checkpoint()
-                assert newest is not None
+                if newest is None:
+                    self._newest_step = None
+                    raise ValueError("Its models were deleted meanwhile: this run has none to show.")
                 self.view(newest)
             else:
                 self._start(waiting=state == "ready")

@@ -44,6 +44,13 @@ class PreviewModel:
         """Return whose pictures are shown; None: the training's, also while the model is still being read."""
         return self._client if self.loaded is not None else None
 
+    @property
+    def shown(self) -> tuple[WorkerClient, messages.ModelLoaded] | None:
+        """Return `worker` and `loaded` of one moment, None while there is no other model."""
+        with self._lock:
+            client, loaded = self._client, self.loaded
+        return None if client is None or loaded is None else (client, loaded)
+
     def show(self, job: messages.ViewJob, plan: Plan) -> None:
         """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
         before = self._client, self.loaded

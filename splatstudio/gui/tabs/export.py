@@ -10,6 +10,7 @@ from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import FILE_HINT, Page, Panel, output_path
+from splatstudio.gui.state.controller import ModelInView
 from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.trim import TrimSection
 from splatstudio.gui.theme import ACCENT, table_html
@@ -71,7 +72,10 @@ class ExportPanel(Panel):
     def refresh(self) -> None:
         """Show what an export would hold now, and how far one is."""
         super().refresh()
-        model = self.controller.in_view
+        self._follow(self.controller.in_view)
+
+    def _follow(self, model: ModelInView) -> None:
+        """Suggest a file for a model, unless the user has chosen one."""
         place = self.controller.project.export_path(model.step, model.path)
         suggestion = with_ending(str(place), self._chosen)
         if self._path.value == self._suggested:
@@ -114,6 +118,8 @@ class ExportPanel(Panel):
             self._suggested = self._path.value
 
     def _write(self) -> None:
+        model = self.controller.in_view
+        self._follow(model)
         typed = self._path.value.strip()
         if typed.lower().endswith(MESH_ENDINGS):
             raise ValueError(f"{Path(typed).name} would be a mesh, and this writes splats: see Mesh below.")
@@ -130,7 +136,7 @@ class ExportPanel(Panel):
             wishes = {"first": scene.cameras[0], "eyes": eyes}
         normals = self._normals.value and self._chosen.has_normals
         command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
-        self.page.tasks.submit(command, worker=self.controller.in_view.worker)
+        self.page.tasks.submit(command, worker=model.worker)
 
 
 def with_ending(path: str, chosen: Format) -> str:

@@ -91,6 +91,9 @@ class TrimSection(Panel):
     def surround(self, center: np.ndarray, radius: float) -> None:
         """Lay the box around a model, unless somebody has laid it already; the fields follow its size."""
         self._model = center, radius
+        self._lay(center, radius)
+
+    def _lay(self, center: np.ndarray, radius: float) -> None:
         half = BOX_RADII * radius
         step = field_step(2.0 * half)
         digits = max(0, -round(math.log10(step)))
@@ -102,7 +105,8 @@ class TrimSection(Panel):
 
     def _surround_again(self) -> None:
         self._touched = False
-        self.surround(*self._model)
+        other = self.controller.preview.loaded
+        self._lay(*(self._model if other is None else (np.array(other.center), other.radius)))
         self._draw()
         self._keep()
 

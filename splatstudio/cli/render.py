@@ -10,7 +10,7 @@ from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.cli.options import Route
 from splatstudio.cli.terminal import console, frame_progress
 from splatstudio.models.model import Model, load_model, origin_of, own_orbit, scene_shown_by
-from splatstudio.models.video import render_path
+from splatstudio.models.video import fitting, render_path
 from splatstudio.rendering.modes import DrawnMode
 
 
@@ -33,7 +33,10 @@ def render_and_print(
     cameras = camera_path.cameras()
     with frame_progress(len(cameras)) as report:
         render_path(model, cameras, output, fps=camera_path.fps, quality=quality, mode=mode, on_frame=report)
-    console.print(f"{len(cameras)} frames written to {output}")
+    sized, more = fitting(cameras[0], output), ""
+    if (sized.width, sized.height) != (cameras[0].width, cameras[0].height):
+        more = f", of {sized.width} x {sized.height} px: a video has even sides"
+    console.print(f"{len(cameras)} frames written to {output}{more}")
 
 
 def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:

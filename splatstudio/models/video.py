@@ -135,6 +135,11 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def fitting(camera: Camera, output: Path) -> Camera:
+    """Return a camera with the size that frames of `output` have: even sides where it is a video."""
+    return _even(camera) if output.suffix.lower() in CODECS else camera
+
+
 def _even(camera: Camera) -> Camera:
     return camera.resized(max(2, camera.width // 2 * 2), max(2, camera.height // 2 * 2))
 

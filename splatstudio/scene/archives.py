@@ -172,9 +172,9 @@ def _unpack(path: Path, folder: Path) -> None:
             ):
                 files.append((entry, place))
         if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
-            raise ValueError(
-                f"{path} is an archive without photos; splats in it are opened once it is unpacked"
-            )
+            within = next((place for _, place in files if place.name.lower().endswith(ENDINGS)), None)
+            more = "splats in it are opened" if within is None else f"{within}, an archive in it, is opened"
+            raise ValueError(f"{path} is an archive without photos; {more} once it is unpacked")
         # A file that was added again is there twice: the later one counts, as where others unpack it.
         last = {place: number for number, (_, place) in enumerate(files)}
         for number, (entry, place) in enumerate(files):

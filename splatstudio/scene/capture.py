@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,16 @@ def find_mask(folder: ImageFolder | None, name: str) -> Path | None:
     if folder is None:
         return None
     return folder.find(name + ".png") or folder.find(name)
+
+
+def note_on_masks(folder: ImageFolder | None, masks: Iterable[Path | None]) -> list[str]:
+    """Return a sentence where a folder of masks has pictures and no photo has found its `masks` there."""
+    if folder is None or len(folder) == 0 or any(mask is not None for mask in masks):
+        return []
+    return [
+        f"no photo is masked: none of the {len(folder)} pictures in {folder.folder} is called as one, as"
+        " 0001.jpg.png or 0001.png for 0001.jpg"
+    ]
 
 
 def read_file(path: Path, what: str) -> bytes:

@@ -15,6 +15,7 @@ from splatstudio.scene.capture import (
     ImageFolder,
     find_mask,
     missing_note,
+    note_on_masks,
     unposed_note,
 )
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
@@ -93,7 +94,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
         shots.append(
             CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask, full_image_path=whole)
         )
-    notes = [*notes, *model.notes, *more]
+    notes = [*notes, *model.notes, *more, *note_on_masks(masks, (shot.mask_path for shot in shots))]
     if missing:
         note = missing_note(sorted(missing), str(images_dir))
         if not shots:

@@ -19,6 +19,7 @@ from splatstudio.scene.capture import (
     ImageFolder,
     find_mask,
     missing_note,
+    note_on_masks,
     read_json,
     rigid,
     unposed_note,
@@ -387,6 +388,7 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
             f"the photos are not at the listed paths, as {paths[0]}: those of the same names in"
             f" {there.parent} are used"
         )
+    of_masks: dict[Path, ImageFolder | None] = {}
     for record, path, picture in zip(records, paths, found, strict=True):
         viewmat = frame_pose(record)
         if picture is None:
@@ -399,9 +401,13 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
         measured = lens if isinstance(lens, Lens) else None
         angle = 0.0 if isinstance(lens, Lens) else lens
         place = base.joinpath(*path.parts[num_dropped:])
-        mask = _mask_of(folder, record, pictures.folder(_mask_folder(place)), picture)
+        masks = pictures.folder(_mask_folder(place))
+        of_masks[_mask_folder(place)] = masks
+        mask = _mask_of(folder, record, masks, picture)
         frames.shots.append(CapturedPhoto(name, viewmat, picture, measured, angle, mask))
         frames.listed[name] = path.as_posix()
+    for masks in of_masks.values():
+        frames.notes.extend(note_on_masks(masks, (shot.mask_path for shot in frames.shots)))
     return frames
 
 

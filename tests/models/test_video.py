@@ -236,6 +236,7 @@ def test_the_command_renders_a_path_file(
     options = ("--path", tmp_path / "path.json", "--fps", 8, "--width", 64, "--seconds", 1)
     code, printed = command("render", ply, *options, "-o", tmp_path / "out.mp4")
     assert code == 0 and "8 frames" in printed and "out.mp4" in printed
+    assert "of 64 x 42 px: a video has even sides" in " ".join(printed.split())
     code, printed = command("render", ply, *options, "-o", tmp_path / "out.mp4")
     assert code == 2 and "out.mp4 is there already" in printed
     assert command("render", ply, *options, "-o", tmp_path / "out.mp4", "--overwrite")[0] == 0

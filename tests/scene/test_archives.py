@@ -220,7 +220,8 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (unnamed, "a file has no name"),
     (locked, "is locked with a password: unpack it yourself"),
     (overstated, "needs more than 4.3 GB where it lies, and 1.0 GB can be used"),
-    (lambda path: zipped(path, {"a.txt": b""}), "is an archive without photos"),
+    (lambda path: zipped(path, {"a.txt": b""}), "is an archive without photos; splats in it"),
+    (lambda path: zipped(path, {"in/b.tar.gz": b""}), "without photos; in/b.tar.gz, an archive in it,"),
     (lambda path: zipped(path, {f"{i}.png": b"" for i in range(9)}), "holds more than 8 files"),
 ]
 

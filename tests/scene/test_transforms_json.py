@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from blob_scenes import write_blob_scene
 from scene_builder import tiny_scene, transforms, write_blender, write_pictures, write_transforms
 
 from splatstudio.scene.lens import Lens, distort, undistort
@@ -148,6 +150,18 @@ def test_without_the_points_that_are_listed_a_scene_is_trained_from_random_ones(
     scene = load_scene(written(tmp_path, ply_file_path="no.ply"))
     assert len(scene.views) == 9 and not len(scene.points)
     assert scene.notes[0] == "the points no.ply are not there: training starts from random points"
+
+
+@pytest.mark.parametrize("form", ["transforms.json", "COLMAP"])
+def test_masks_that_are_called_as_no_photo_are_told(tmp_path: Path, form: str) -> None:
+    folder = written(tmp_path) if form == "transforms.json" else write_blob_scene(tmp_path / "blobs", 4)
+    (folder / "masks").mkdir()
+    first = sorted((folder / "images").iterdir())[0]
+    shutil.copy(first, folder / "masks" / "mask_1.png")
+    (told,) = (note for note in load_scene(folder).notes if "no photo is masked" in note)
+    assert f"none of the 1 pictures in {folder / 'masks'} is called as one" in told
+    shutil.copy(first, folder / "masks" / f"{first.name}.png")
+    assert not any("masked" in note for note in load_scene(folder).notes)
 
 
 def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:

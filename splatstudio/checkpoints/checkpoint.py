@@ -55,6 +55,8 @@ from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy.global_order import copied, joined, rows_of, shard_rows
 from splatstudio.strategy.population import Population
 
+NO_PHOTOS = KnownPhotos(())
+
 log = logging.getLogger(__name__)
 
 CORRECTIONS_FILE = "corrections.safetensors"
@@ -79,8 +81,7 @@ class Checkpoint:
     view_costs: Mapping[str, float] = field(default_factory=dict)  # of photos by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
-    photos: tuple[str, ...] = ()  # the names of the scene's, in the order of its split
-    num_framed: int = 0  # of these, see `KnownPhotos`
+    photos: KnownPhotos = NO_PHOTOS  # the scene's
     owes: bool = False  # whether its strategy has something to make up for, see `Strategy`
 
     @property
@@ -258,8 +259,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
             autosave=manifest.get("autosave") is True,
             corrections=_read_corrections(folder, manifest),
-            photos=photos_of(manifest),
-            num_framed=_num_framed(manifest),
+            photos=photos_of(manifest) or NO_PHOTOS,
             owes=manifest.get("owes") is True,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -267,20 +267,23 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
         raise ValueError(f"{folder / 'manifest.json'} is damaged: {reason}") from error
 
 
-def photos_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the photos that the scene of a checkpoint had; none: it does not tell."""
-    told = manifest["scene"].get("photographs", ())
-    return tuple(told) if isinstance(told, list) and all(isinstance(name, str) for name in told) else ()
+def photos_of(manifest: Mapping[str, Any]) -> KnownPhotos | None:
+    """Return the photos that the scene of a checkpoint had; None: it does not tell."""
+    scene = manifest["scene"]
+    names, held_out, num_framed = scene.get("photographs"), scene.get("held_out"), scene.get("num_framed", 0)
+    if not _are_names(names) or not names:
+        return None
+    framed = num_framed if isinstance(num_framed, int) and num_framed > 0 else 0
+    return KnownPhotos(tuple(names), frozenset(held_out) if _are_names(held_out) else None, framed)
+
+
+def _are_names(told: object) -> bool:
+    return isinstance(told, list) and all(isinstance(name, str) for name in told)
 
 
 def same_frame(transform: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two transforms [4, 4] of a scene lead to the same frame."""
     return np.allclose(transform, other, rtol=1e-6, atol=1e-6)
-
-
-def _num_framed(manifest: Mapping[str, Any]) -> int:
-    told = manifest["scene"].get("num_framed", 0)
-    return told if isinstance(told, int) and told > 0 else 0
 
 
 def known_photos(folder: Path | None) -> KnownPhotos | None:
@@ -289,9 +292,7 @@ def known_photos(folder: Path | None) -> KnownPhotos | None:
     None: there is no checkpoint, or it cannot be read, or it does not tell.
     """
     try:
-        manifest = None if folder is None else read_manifest(folder)
-        names = () if manifest is None else photos_of(manifest)
-        return KnownPhotos(names, _num_framed(manifest)) if manifest is not None and names else None
+        return None if folder is None else photos_of(read_manifest(folder))
     except (OSError, ValueError, KeyError):
         return None
 
@@ -462,8 +463,9 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "scene": {
             "path": str(checkpoint.scene_path),
             "transform": checkpoint.scene_transform.tolist(),
-            "photographs": list(checkpoint.photos),
-            "num_framed": checkpoint.num_framed,
+            "photographs": list(checkpoint.photos.names),
+            "held_out": sorted(checkpoint.photos.held_out or ()),
+            "num_framed": checkpoint.photos.num_framed,
         },
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),

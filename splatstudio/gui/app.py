@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import viser
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.checkpoint import known_photos, newest_checkpoint, newest_known_checkpoint
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run
 from splatstudio.gui.dock import HomeBar, StatusPanel
@@ -438,7 +438,8 @@ def project_of(card: RunCard) -> AttachedProject:
         # A run that has just been started has written nothing of itself yet.
         made = (card.run_dir / "run.json").exists() or not card.run_dir.parent.is_dir()
         seen = not made or Run.open(card.run_dir).scene_path == card.scene_path
-        scene = load_training_scene(card.scene_path, config) if seen else None
+        known = known_photos(newest_known_checkpoint(card.run_dir)) if seen else None
+        scene = load_training_scene(card.scene_path, config, known) if seen else None
     except (ValueError, OSError):  # its folders may be somebody else's here
         scene = None
     if scene is None:

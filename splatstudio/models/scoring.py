@@ -148,9 +148,8 @@ def _keep(
 def _checkpoint_of(model: Path) -> Path | None:
     """Return the checkpoint that tells which photos a training had, None where there is none."""
     run = run_folder_of(model)
-    if (model / "manifest.json").exists() or run is None:
-        return model
-    return newest_known_checkpoint(run)
+    # Of all models of a run the newest: what has joined after an older one is judged alike.
+    return model if run is None else newest_known_checkpoint(run)
 
 
 def _is_own_scene(against: ComparedWith, origin: Origin | None) -> bool:

@@ -83,8 +83,8 @@ def joined_sentence(checkpoint: Path, scene: Scene) -> str | None:
     the checkpoint cannot be read.
     """
     manifest = read_manifest(checkpoint)
-    known = set(photos_of(manifest))
-    num = len(scene.photos.keys() - known) if known else 0
+    known = scene.known or photos_of(manifest)
+    num = 0 if known is None else len(scene.photos.keys() - set(known.names))
     if num == 0 or not same_frame(np.array(manifest["scene"]["transform"]), scene.transform):
         return None
     return f"{num} more photos have a pose now: the training that goes on takes them in, splats stay"

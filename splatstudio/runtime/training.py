@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from splatstudio.checkpoints.checkpoint import known_photos
+from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
@@ -35,7 +35,7 @@ from splatstudio.runtime.shared_views import SharedViews
 from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_on_scores
 from splatstudio.runtime.view_renderer import ShownModel
 from splatstudio.scene.load import load_training_scene
-from splatstudio.scene.scene import Scene
+from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.training.precision import note_on_precision
 from splatstudio.training.session import (
@@ -193,8 +193,7 @@ class Training:
             return
         self._change_state("loading")
         ranks = self._context.ranks()
-        known = known_photos(self._job.checkpoint)
-        scene = load_training_scene(self._job.scene_path, self._job.config, known)
+        scene = load_training_scene(self._job.scene_path, self._job.config, self._known_photos())
         if self._context.launched and ranks.num_ranks > 1:
             self._leader = agree(ranks, self._job, scene)
         trainer = self._trainer = new_trainer(self._job, scene, ranks)
@@ -206,6 +205,16 @@ class Training:
             self._saver = CheckpointSaver(None, ranks)
         else:
             self._begin_session(trainer, command)
+
+    def _known_photos(self) -> KnownPhotos | None:
+        """Return the photos whose lots and frame stay, of this run or the one beside which it begins.
+
+        So the page, which shows the scene as that had it, and this process have the same.
+        """
+        job = self._job
+        if job.checkpoint is not None or job.before is None:
+            return known_photos(job.checkpoint)
+        return known_photos(newest_known_checkpoint(job.before))
 
     def _begin_session(self, trainer: Trainer, command: messages.Start) -> None:
         """Open the run's folder, tell of it, and train; for rank 0."""
@@ -254,8 +263,8 @@ class Training:
     def _resumed_run(self) -> Run:
         """Return the folder of a training that goes on; it is noted where its scene is found now."""
         run, scene = Run.open(self._job.run_dir), self._job.scene_path
-        if scene.resolve() == run.scene_path.resolve():
-            return run
+        if run.scene_path.exists() or scene.resolve() == run.scene_path.resolve():
+            return run  # of a copy, for once
         try:
             return run.with_scene(scene)
         except OSError as error:

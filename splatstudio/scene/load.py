@@ -292,15 +292,13 @@ def _scene(
     )
     viewmats = np.stack([shot.viewmat for shot in shots])
     up = np.array([0.0, 0.0, 1.0]) if capture.upright else None
+    known = None if known is None else _called_as_now(known, [shot.name for shot in shots])
     if capture.frame is None:
-        framing, in_order = (
-            _framing([shot.name for shot in shots], known),
-            () if known is None else known.names,
-        )
+        framing = _framing([shot.name for shot in shots], known)
         turned = tuple(left_turned[index] for index in framing)
         transform, num_framed = normalizing_transform(viewmats[framing], points, turned, up=up), len(framing)
     else:
-        transform, in_order, num_framed = capture.frame.matrix, capture.frame.names, 0
+        transform, num_framed = capture.frame.matrix, 0
     views = tuple(
         _view(shot, lens, orientation, face, _target_size(shot, lens, face.lens, downscale), transform)
         for shot, (lens, orientation) in zip(shots, measured, strict=True)
@@ -317,7 +315,8 @@ def _scene(
         test_every=test_every,
         notes=tuple(notes),
         test_names=capture.test_names,
-        in_order=in_order,
+        in_order=() if capture.frame is None else capture.frame.names,
+        known=known,
         num_framed=num_framed,
         downscale=downscale,
         unposed=capture.unposed,
@@ -329,6 +328,29 @@ def _scene(
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
+
+
+def _called_as_now(known: KnownPhotos, names: list[str]) -> KnownPhotos | None:
+    """Return known photos by their present names; None where none of them is there, as in another scene.
+
+    A photo that is gone is taken for the one that has come and is called so, but for its folder or ending.
+    """
+    come: dict[str, list[str]] = {}
+    for name in sorted(set(names) - set(known.names)):
+        come.setdefault(PurePosixPath(name).stem, []).append(name)
+    gone = {name: come.get(PurePosixPath(name).stem, []) for name in set(known.names) - set(names)}
+    renamed = {name: found[0] for name, found in gone.items() if len(found) == 1}
+    if len(set(renamed.values())) < len(renamed):
+        renamed = {}  # of two folders that had photos of one name
+    now = tuple(renamed.get(name, name) for name in known.names)
+    if not set(now) & set(names):
+        return None
+    held_out = known.held_out
+    return KnownPhotos(
+        now,
+        None if held_out is None else frozenset(renamed.get(name, name) for name in held_out),
+        known.num_framed,
+    )
 
 
 def _framing(names: list[str], known: KnownPhotos | None) -> list[int]:

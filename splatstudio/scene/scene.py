@@ -17,10 +17,12 @@ from splatstudio.scene.photo import Photo, read_photo, read_whole_photo
 class KnownPhotos:
     """The photos that the scene of a training had, so that its frame and its split stay where others join.
 
-    `names` are in the order of the split; the first `num_framed` make the frame, 0: all that there are.
+    `held_out` are those of `names` that it did not learn from, None: every n-th. The first `num_framed` of
+    them make the frame, 0: all that there are.
     """
 
     names: tuple[str, ...]
+    held_out: frozenset[str] | None = None
     num_framed: int = 0
 
 
@@ -49,7 +51,8 @@ class Scene:
     test_images: tuple[str, ...] = ()  # as the user named them
     images: str = ""  # the folder of photos that the user named
     in_order: tuple[str, ...] = ()  # the photos as they came, where some have joined later
-    num_framed: int = 0  # how many of them, from the first on, make the frame; 0: another rule does
+    known: KnownPhotos | None = None  # of a training, whose split stays
+    num_framed: int = 0  # how many of `known_names`, from the first on, make the frame; 0: another rule does
     downscale: int = 1  # by what the photos' sides are divided
     unposed: tuple[str, ...] = ()  # photos that lie there, have no pose and are not used
     model_folder: Path | None = None  # COLMAP's model, where it is a scene of COLMAP's
@@ -69,24 +72,45 @@ class Scene:
         return groups
 
     @cached_property
-    def names_in_order(self) -> tuple[str, ...]:
-        """Return the names of the photos in the order of the split, also of those that are gone.
+    def known_names(self) -> tuple[str, ...]:
+        """Return the names of the photos in the order of their lots, also of known ones that are gone.
 
-        Those that have joined come behind, so that no photo of the test is trained on.
+        Those that have joined come behind.
         """
-        joined = sorted(set(self.photos) - set(self.in_order))
-        return (*self.in_order, *joined) if self.in_order else tuple(self.photos)
+        first = self.in_order if self.known is None else self.known.names
+        ordered = (*first, *sorted(set(self.photos) - set(first))) if first else tuple(self.photos)
+        return tuple(name for name in ordered if self.known is not None or name in self.photos)
 
-    @property
-    def _held_out(self) -> frozenset[str]:
-        if self.test_names is not None:
-            return self.test_names
-        return frozenset(self.names_in_order[:: self.test_every] if self.test_every > 0 else ())
+    @cached_property
+    def held_out(self) -> frozenset[str]:
+        """Return the names of the photos that are held out, also of known ones that are gone.
+
+        No photo of which a training is known to have learned is among them.
+        """
+        known = self.known
+        there = {self.views[index].whole for index in self.test_indices}
+        before = frozenset[str]() if known is None or known.held_out is None else known.held_out
+        return frozenset(there | (before - self.photos.keys()))
 
     @property
     def lost_test_photos(self) -> tuple[str, ...]:
         """Return the names of the photos that were held out and are no longer there."""
-        return tuple(sorted(self._held_out - self.photos.keys()))
+        return tuple(sorted(self.held_out - self.photos.keys()))
+
+    def _lots(self) -> frozenset[str]:
+        """Return the names that are held out by the rule, those of others than the photos among them."""
+        known, every = self.known, self.test_every
+        if self.test_names is not None:
+            return self.test_names
+        if every <= 0:
+            return frozenset()
+        if known is None or known.held_out is None:
+            # Those that have joined come behind, so that no photo of the test is trained on.
+            joined = sorted(set(self.photos) - set(self.in_order))
+            names = [*self.in_order, *joined] if self.in_order else list(self.photos)
+            return frozenset((names if known is None else self.known_names)[::every])
+        behind = enumerate(self.known_names[len(known.names) :], len(known.names))
+        return known.held_out | {name for place, name in behind if place % every == 0}
 
     @cached_property
     def test_indices(self) -> tuple[int, ...]:
@@ -94,7 +118,7 @@ class Scene:
 
         Empty when nothing would be left to train on. All parts of a photo share its lot.
         """
-        held_out = self._held_out
+        held_out = self._lots()
         chosen = [i for i, view in enumerate(self.views) if view.whole in held_out]
         return tuple(chosen) if len(chosen) < len(self.views) else ()
 

@@ -218,6 +218,9 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     if repeated:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
     notes += _note_on_dynamic_masks(frames)
+    for place in sorted({_mask_folder(shot.image_path) for shot in shots}):
+        if place.is_dir() and place.is_relative_to(path.parent):  # else it is of another scene
+            notes += note_on_masks(ImageFolder(place, deep=False), (shot.mask_path for shot in shots))
     unposed = _unposed(frames, records)
     if unposed:
         where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
@@ -388,7 +391,6 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
             f"the photos are not at the listed paths, as {paths[0]}: those of the same names in"
             f" {there.parent} are used"
         )
-    of_masks: dict[Path, ImageFolder | None] = {}
     for record, path, picture in zip(records, paths, found, strict=True):
         viewmat = frame_pose(record)
         if picture is None:
@@ -402,12 +404,9 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
         angle = 0.0 if isinstance(lens, Lens) else lens
         place = base.joinpath(*path.parts[num_dropped:])
         masks = pictures.folder(_mask_folder(place))
-        of_masks[_mask_folder(place)] = masks
         mask = _mask_of(folder, record, masks, picture)
         frames.shots.append(CapturedPhoto(name, viewmat, picture, measured, angle, mask))
         frames.listed[name] = path.as_posix()
-    for masks in of_masks.values():
-        frames.notes.extend(note_on_masks(masks, (shot.mask_path for shot in frames.shots)))
     return frames
 
 

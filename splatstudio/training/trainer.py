@@ -29,7 +29,7 @@ from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.rendering.sharded_view import by_round, camera_records
-from splatstudio.scene.scene import Scene
+from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.settings.config import (
     TrainConfig,
     changed,
@@ -426,8 +426,7 @@ class Trainer:
             upcoming=self.parts.queue.upcoming,
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
-            photos=self.scene.names_in_order,
-            num_framed=self.scene.num_framed,
+            photos=KnownPhotos(self.scene.known_names, self.scene.held_out, self.scene.num_framed),
             owes=self.parts.strategy.owes,
         )
 
@@ -492,9 +491,10 @@ def _config_to_go_on(
         config = new
     if overrides:  # else what was saved goes on, in which a sky wins
         check_agreement(config)
-    gone = sorted(set(checkpoint.photos) - scene.photos.keys())
+    known = scene.known or checkpoint.photos
+    gone = sorted(set(known.names) - scene.photos.keys())
     moved = not same_frame(checkpoint.scene_transform, scene.transform)
-    if moved and gone and len(gone) < len(checkpoint.photos):
+    if moved and gone and len(gone) < len(known.names):
         names = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
         raise ValueError(
             f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has ({names}): put"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from blob_scenes import write_blob_scene
 from gui_parts import Steered
+from scene_builder import tiny_scene, write_blender
 
 import splatstudio as ss
 from splatstudio.checkpoints.checkpoint import known_photos, newest_checkpoint
@@ -18,8 +20,11 @@ from splatstudio.cli.train import train_scene
 from splatstudio.files.run import Run, RunLock
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.sentences import joined_sentence
+from splatstudio.runtime.training import Training
 from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer
 
@@ -80,6 +85,44 @@ def test_a_run_goes_on_with_photos_that_have_come_once_and_again(run: Path, scen
         assert judged(run) == HELD_OUT
 
 
+def test_a_photo_that_is_called_otherwise_keeps_its_lot(run: Path, scene: Path) -> None:
+    for picture in (scene / "images").iterdir():
+        picture.rename(picture.with_suffix(".PNG"))
+    listing = scene / "sparse" / "0" / "images.txt"
+    listing.write_text(listing.read_text().replace(".png", ".PNG"))
+    assert judged(run) == [name.replace(".png", ".PNG") for name in HELD_OUT]
+    trainer = resumed(run, scene, 6)
+    learned = {trainer.scene.views[i].name.lower() for i in trainer.scene.train_indices}
+    assert learned.isdisjoint(HELD_OUT) and "view_01.png" in learned
+
+
+def test_another_scene_is_split_by_itself(run: Path, tmp_path: Path) -> None:
+    other = write_blob_scene(tmp_path / "other", 6)
+    for number, picture in enumerate(sorted((other / "images").iterdir())):
+        picture.rename(picture.with_name(f"p{number}.png"))
+    listing = other / "sparse" / "0" / "images.txt"
+    text = listing.read_text()
+    for number in range(6):
+        text = text.replace(f"view_{number + 1:02d}.png", f"p{number}.png")
+    listing.write_text(text)
+    alone = ss.load_scene(other, test_every=3)
+    known = load_training_scene(other, CONFIG, known_photos(newest_checkpoint(run)))
+    assert known.known is None and known.test_indices == alone.test_indices
+    assert np.array_equal(known.transform, alone.transform)
+
+
+def test_what_was_estimated_later_does_not_move_the_split_of_a_run(blob_scene: Scene) -> None:
+    names = tuple(sorted(blob_scene.photos))
+    first = KnownPhotos(names[1:4], frozenset(names[2:3]))
+    later = replace(blob_scene, in_order=(names[-1], *names[:-1], "gone.png"), known=first, test_every=2)
+    held_out = {later.views[i].name for i in later.test_indices}
+    assert held_out & set(first.names) == {names[2]}
+    assert later.known_names == (*first.names, *sorted(set(names) - set(first.names)))
+    assert later.lost_test_photos == (), "what was never in the run is not lost"
+    without = replace(later, known=None)
+    assert "gone.png" not in without.known_names and without.lost_test_photos == ()
+
+
 def test_scores_without_a_photo_that_was_held_out_are_not_the_runs_own(run: Path, scene: Path) -> None:
     before = evaluate_task(EvaluationTask(run))
     assert before.file is not None
@@ -94,6 +137,40 @@ def test_scores_without_a_photo_that_was_held_out_are_not_the_runs_own(run: Path
     assert joined_sentence(checkpoint, now) is None, "it cannot go on with them"
     with pytest.raises(ValueError, match=r"2 photos .* no longer has \(view_05\.png, view_06\.png\): put"):
         Trainer.resume(now, checkpoint, steps=9)
+
+
+def test_a_test_photo_that_files_name_is_missed_when_it_is_gone(tmp_path: Path) -> None:
+    folder = write_blender(tmp_path / "blender", tiny_scene())
+    ss.train(folder, config=replace(CONFIG, steps=2), run_dir=tmp_path / "named")
+    scored = evaluate_task(EvaluationTask(tmp_path / "named"))
+    assert scored.file is not None
+    lost = scored.evaluation.images[0].name
+    (folder / lost).unlink()
+    again = evaluate_task(EvaluationTask(tmp_path / "named"))
+    assert again.file is None and any(f"{lost} is gone" in note for note in again.evaluation.notes)
+
+
+def test_all_models_of_a_run_are_judged_by_the_same_photos(run: Path, scene: Path) -> None:
+    first = newest_checkpoint(run)
+    assert first is not None
+    resumed(run, scene, 6)
+    newest = {image.name for image in evaluate_task(EvaluationTask(run)).evaluation.images}
+    assert {image.name for image in evaluate_task(EvaluationTask(first)).evaluation.images} == newest
+
+
+def test_a_page_of_a_run_that_has_taken_photos_in_and_its_next_run_have_one_scene(
+    run: Path, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = resumed(run, scene, 6)
+    project = open_project(scene, CONFIG, run)
+    assert project.scene is not None and np.array_equal(project.scene.transform, trainer.scene.transform)
+    assert project.scene.test_indices == trainer.scene.test_indices
+    anew = project.with_new_run()
+    job = anew.training_job(resume=False)
+    later = load_training_scene(scene, CONFIG, Training(job, WorkerContext())._known_photos())
+    assert later.test_indices == project.scene.test_indices
+    assert np.array_equal(later.transform, project.scene.transform)
 
 
 def test_the_page_opens_a_run_with_the_split_of_its_training(
@@ -111,13 +188,17 @@ def test_a_scene_that_has_moved_is_named_once(
     run: Path, scene: Path, tmp_path: Path, steered: Callable[..., Steered]
 ) -> None:
     moved = tmp_path / "elsewhere"
+    copy = shutil.copytree(scene, tmp_path / "scratch")
+    given: dict[str, Any] = {"resume": True, "given": {"steps"}}
+    assert train_scene(copy, TrainConfig(steps=5), run, **given).exit_code == 0
+    assert Run.open(run).scene_path == scene.resolve(), "a copy, for once"
+    shutil.rmtree(copy)
     shutil.move(scene, moved)
     with pytest.raises(ValueError, match="say with --scene where it is now"):
         evaluate_task(EvaluationTask(run))
     assert sorted(
         score.name for score in evaluate_task(EvaluationTask(run, scene=moved)).evaluation.images
     ) == (HELD_OUT)
-    given: dict[str, Any] = {"resume": True, "given": {"steps"}}
     assert train_scene(moved, TrainConfig(steps=6), run, **given).exit_code == 0
     assert Run.open(run).scene_path == moved.resolve()
     assert judged(run) == HELD_OUT

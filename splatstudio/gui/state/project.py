@@ -332,12 +332,15 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     existing, notes = _existing_run(path if path.is_dir() else path.parent, run_dir)
     if existing is not None and not config.images:
         config = replace(config, images=_latest_config(existing).images)  # where they were the last time
-    scene = load_training_scene(path, config)
+    checkpoint, passed_over = (None, ()) if existing is None else _newest_good(existing.path)
+    known = known_photos(checkpoint)
+    scene = load_training_scene(path, config, known)
     if existing is None:
         chosen = run_dir or new_run_path(scene.path)
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     conflicts = _conflicts(config, existing.config, given)
     if conflicts and run_dir is None:
+        scene = scene if known is None else load_training_scene(path, config)
         chosen = new_run_path(scene.path)
         notes += (
             f"{existing.path} was trained with other settings ({_in_words(conflicts)}), "
@@ -346,9 +349,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
     kept = _gone_on_with(existing, config, given)
-    checkpoint, passed_over = _newest_good(existing.path)
-    known = known_photos(checkpoint)
-    if _photos(kept) != _photos(config) or (known is not None and scene.photos.keys() != set(known.names)):
+    if _photos(kept) != _photos(config):
         scene = load_training_scene(path, kept, known)
     notes = scene.notes + notes + (() if checkpoint is None else _notes_on_joined(checkpoint, scene))
     return Project(path, scene, checkpoint, existing.path, kept, notes, passed_over=passed_over)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -41,6 +41,7 @@ class OtherScene:
 
     path: Path
     images: str = ""
+    downscale: int = 1  # by what its photos were made smaller
 
 
 def output_in(folder: Path) -> OtherOutput | None:
@@ -119,10 +120,22 @@ def scene_of_output(path: Path) -> OtherScene | None:
             if place.is_dir() and pose_files(place) is not None:
                 images = settings.get("images")
                 named = isinstance(images, str) and images != "images" and (place / images).is_dir()
-                return OtherScene(place.resolve(), str(images) if named else "")
+                return OtherScene(place.resolve(), str(images) if named else "", _downscale(settings))
         except OSError:
             continue
     return None
+
+
+def _downscale(settings: Mapping[str, Any]) -> int:
+    """Return by what photos were made smaller; 1 where settings do not say it, or choose it by the photos."""
+    for name in ("resolution", "data_factor", "downscale_factor"):
+        try:
+            factor = int(settings.get(name) or 1)
+        except (TypeError, ValueError):
+            continue
+        if 1 < factor <= 64:
+            return factor
+    return 1
 
 
 def _of_namespace(text: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from splatstudio.models.model import (
     run_folder_of,
     scene_of_origin,
 )
+from splatstudio.models.other_outputs import GSPLAT_PLY, output_in
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import test_names
@@ -108,8 +109,11 @@ def evaluate_task(
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
     if (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
-        why = OTHER_FRAME if task.path.suffix == ".pt" else BESIDE
+        why = OTHER_FRAME if _is_of_gsplat(task.path) else BESIDE
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
+    if origin is not None and not origin.is_ours and task.downscale is None and against.downscale > 1:
+        note = f"compared at 1/{against.downscale} of the photos' size, as the settings beside it have it"
+        evaluation = replace(evaluation, notes=(*evaluation.notes, note))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
         learned = _trained_on(evaluation, own, {**files, "known": known})
@@ -119,6 +123,13 @@ def evaluate_task(
         return Scored(evaluation, model.step, None)
     file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
     return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
+
+
+def _is_of_gsplat(path: Path) -> bool:
+    """Return whether a model, or the newest in a folder of another program, is one of gsplat's trainer."""
+    other = output_in(path)
+    file = path if other is None else other.file
+    return file.suffix == ".pt" or GSPLAT_PLY.fullmatch(file.name) is not None
 
 
 def _keep(

@@ -35,6 +35,7 @@ TOO_FAR = 0.08
 MOST_SPLATS, MOST_POINTS = 200_000, 2000  # of which that is measured
 FEWEST_TO_FIT = 30
 SEEN_OPACITY = 0.1
+DARKEST = 25  # of 255: a photo of 12 bits in files of 16 has 15
 ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
 
 
@@ -95,8 +96,8 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
 def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> str | None:
     """Return a sentence where a training begins with what its user may not have meant, None elsewhere.
 
-    That is more points than there are to be splats, or a model `config.init` that seems to lie in other
-    coordinates than the scene.
+    That is more points than there are to be splats, a model `config.init` that seems to lie in other
+    coordinates than the scene, or photos that are nearly black.
 
     `gaussians` is what it has become in the scene's frame. Each of the scene's sparse points should have a
     splat near it; of a scene without points nothing is known.
@@ -108,11 +109,26 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
             f" {limit:,} splats that are allowed: none is added, and none of them is taken away for that."
         )
     if not config.init or len(scene.points) < 2 or len(gaussians) < 2 or _lies_at_points(gaussians, scene):
-        return None
+        return _note_on_darkness(scene)
     return (
         f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
         " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
         " the same; --init-fit brings them there."
+    )
+
+
+def _note_on_darkness(scene: Scene) -> str | None:
+    """Return a sentence where the first photo that is trained on is nearly black."""
+    index = scene.train_indices[0]
+    try:
+        brightest = int(scene.photo(index).rgb.max(initial=0))
+    except ValueError:
+        return None  # the training says so
+    if brightest > DARKEST:
+        return None
+    return (
+        f"{scene.views[index].name} is nearly black: its brightest value is {brightest} of 255. Photos of 16"
+        " bits are taken to use all of them: scale those of a camera that has 10 to 14."
     )
 
 

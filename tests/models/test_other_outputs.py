@@ -20,6 +20,7 @@ from splatstudio.formats import FileExtras, write_gaussians
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.model import load_model, origin_of
 from splatstudio.models.other_outputs import output_in, scene_of_output
+from splatstudio.models.scoring import EvaluationTask, evaluate_task
 from splatstudio.settings.config import TrainConfig
 
 SETTINGS = (
@@ -160,6 +161,40 @@ def test_a_model_with_splats_to_leave_out_is_refused_where_strict_is_asked_for(
 def test_a_meta_json_is_opened_by_its_name(tmp_path: Path) -> None:
     file = unpacked(tmp_path / "output") / "meta.json"
     assert open_project(file, TrainConfig(), None).model_path == file
+
+
+def test_a_folder_of_parts_is_opened_with_the_offer_to_merge(tmp_path: Path) -> None:
+    folder = gsplat(tmp_path / "results", num_ranks=2)
+    for path in (folder, folder / "ckpts"):
+        project = open_project(path, TrainConfig(), None)
+        assert project.model_path is not None and project.model_path.name == "ckpt_29999_rank0.pt"
+        assert any("--merge" in note for note in project.notes), project.notes
+
+
+@pytest.mark.parametrize(
+    ("settings", "downscale"),
+    [("resolution=2", 2), ("resolution=-1", 1), ("resolution=1600", 1), ("data_factor=2", 2)],
+)
+def test_photos_are_compared_in_the_size_that_was_trained_on(
+    tmp_path: Path, scene: Path, settings: str, downscale: int
+) -> None:
+    text = SETTINGS.format(source=str(scene), images="images").replace("resolution=-1", settings)
+    folder = original(tmp_path / "output", text)
+    origin = origin_of(folder)
+    assert origin is not None and origin.config.downscale == downscale
+    scored = evaluate_task(EvaluationTask(folder))
+    assert scored.evaluation.against is not None and scored.evaluation.against.downscale == downscale
+    assert any("compared at 1/" in note for note in scored.evaluation.notes) == (downscale > 1)
+    asked = evaluate_task(EvaluationTask(folder, downscale=1))
+    assert asked.evaluation.against is not None and asked.evaluation.against.downscale == 1
+
+
+def test_a_model_beside_the_cameras_is_explained_by_who_made_it(tmp_path: Path, scene: Path) -> None:
+    folder = gsplat(tmp_path / "results")
+    (folder / "cfg.yml").write_text(f"data_dir: {scene}\ndata_factor: 1\n")
+    for path in (folder, folder / "ckpts" / "ckpt_29999_rank0.pt"):
+        notes = evaluate_task(EvaluationTask(path)).evaluation.notes
+        assert any("--no-normalize-world-space" in note for note in notes), (path, notes)
 
 
 def test_parts_of_gsplat_are_still_to_be_merged(tmp_path: Path) -> None:

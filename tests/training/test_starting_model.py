@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -249,3 +251,16 @@ def test_the_studio_trains_from_it(
     assert project.training_job(resume=False).config.init == str(tmp_path / "model.ply")
     with pytest.raises(ValueError, match="no model to start from"):
         open_project(blob_folder, TrainConfig(init="other.ply"), None)
+
+
+def test_photos_that_are_nearly_black_are_told(blob_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dark"
+    shutil.copytree(blob_folder, folder)
+    for picture in (folder / "images").iterdir():
+        values = cv2.imread(str(picture))
+        assert values is not None
+        cv2.imwrite(str(picture), values.astype(np.uint16) * 16)  # 12 bits in a file of 16
+    dark = api.load_scene(folder)
+    told = Trainer(dark, TrainConfig(steps=5)).start_note
+    assert told is not None and "is nearly black: its brightest value is 1" in told and "of 255" in told
+    assert Trainer(api.load_scene(blob_folder), TrainConfig(steps=5)).start_note is None

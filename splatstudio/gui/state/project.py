@@ -19,7 +19,7 @@ from splatstudio.checkpoints.checkpoint import (
     newest_known_checkpoint,
 )
 from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
-from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import as_sentence, first_of
@@ -266,6 +266,9 @@ def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collec
     other = output_in(path.parent if path.name == "meta.json" else path)
     if other is not None and pose_files(path) is None:
         return Project(other.file, None, other.file, None, config, _notes_on_other(other))
+    if path.is_dir() and pose_files(path) is None and (steps := gsplat_steps(path)):
+        part = steps[max(steps)][0]  # of several ranks: the page offers to merge it with the others
+        return Project(part, None, part, None, config, _notes_on_part(part))
     return _open_scene(unpacked(path) if is_archive(path) else path, config, run_dir, given)
 
 

@@ -30,6 +30,7 @@ from splatstudio.gui.tabs.folder_choice import browse_button
 from splatstudio.gui.tabs.scores import NETWORKS, LpipsWeights, ScoresSection
 from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.models.model import run_folder_of
+from splatstudio.models.other_outputs import scene_of_output
 from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Event, Saved, Started
@@ -413,7 +414,8 @@ class EvaluatePanel(Panel):
     def _of_another(self, task: FileTask, step: int | None) -> str:
         """Return a sentence on whose scores these are where another model is chosen now, else ""."""
         chosen = self._list.selected
-        if chosen is None or set(_files(chosen)) == set(task.paths):
+        of_file = self._scene is not None and task.paths == (self._scene.file,)  # by its own button
+        if of_file or chosen is None or set(_files(chosen)) == set(task.paths):
             return ""
         model = task.paths[0]
         same_run = step is not None and folder_of_model(model) == chosen.owner
@@ -517,7 +519,8 @@ def _scene_of(file: Path) -> str:
     """Return where the scene of a file in a run lies, "" where that is not known."""
     run_dir = run_folder_of(file)
     if run_dir is None:
-        return ""
+        other = scene_of_output(file)
+        return "" if other is None else str(other.path)
     try:
         return str(Run.open(run_dir).scene_path)
     except ValueError:

@@ -277,6 +277,10 @@ def photos_of(manifest: Mapping[str, Any]) -> KnownPhotos | None:
     return KnownPhotos(tuple(names), frozenset(held_out) if _are_names(held_out) else None, framed)
 
 
+def _told_held_out(photos: KnownPhotos) -> dict[str, list[str]]:
+    return {} if photos.held_out is None else {"held_out": sorted(photos.held_out)}
+
+
 def _are_names(told: object) -> bool:
     return isinstance(told, list) and all(isinstance(name, str) for name in told)
 
@@ -464,7 +468,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
             "path": str(checkpoint.scene_path),
             "transform": checkpoint.scene_transform.tolist(),
             "photographs": list(checkpoint.photos.names),
-            "held_out": sorted(checkpoint.photos.held_out or ()),
+            **_told_held_out(checkpoint.photos),
             "num_framed": checkpoint.photos.num_framed,
         },
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},

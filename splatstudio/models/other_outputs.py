@@ -131,7 +131,7 @@ def _downscale(settings: Mapping[str, Any]) -> int:
     for name in ("resolution", "data_factor", "downscale_factor"):
         try:
             factor = int(settings.get(name) or 1)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
         if 1 < factor <= 64:
             return factor

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkpoint
+from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.evaluation.evaluate import (
     PSNR_AND_SSIM,
@@ -92,7 +93,8 @@ def evaluate_task(
     against = _against(task, origin)
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
-    known = known_photos(_checkpoint_of(task.path)) if _is_own_scene(against, origin) else None
+    ours = origin is not None and origin.is_ours
+    known = known_photos(_checkpoint_of(task.path)) if ours else None  # also of a copy, or another path
     scene = load_scene(against.scene, downscale=against.downscale, known=known, **split)
     total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
@@ -160,14 +162,9 @@ def _checkpoint_of(model: Path) -> Path | None:
     """Return the checkpoint that tells which photos a training had, None where there is none."""
     run = run_folder_of(model)
     # Of all models of a run the newest: what has joined after an older one is judged alike.
-    return model if run is None else newest_known_checkpoint(run)
-
-
-def _is_own_scene(against: ComparedWith, origin: Origin | None) -> bool:
-    """Return whether the scene is that of a training of ours, or is named in its place as that has moved."""
-    if origin is None or not origin.is_ours:
-        return False
-    return against.scene == origin.scene_path.resolve() or not origin.scene_path.exists()
+    if run is not None:
+        return newest_known_checkpoint(run)
+    return model.parent if SHARD_NAME.fullmatch(model.name) else model
 
 
 def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:

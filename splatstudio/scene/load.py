@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -333,24 +334,24 @@ def _scene(
 def _called_as_now(known: KnownPhotos, names: list[str]) -> KnownPhotos | None:
     """Return known photos by their present names; None where none of them is there, as in another scene.
 
-    A photo that is gone is taken for the one that has come and is called so, but for its folder or ending.
+    A photo that is gone is one that has come and is called so, but for its folder or ending: of several the
+    one in the folder to which most have gone, or else all of them, so that what was learned is not judged.
     """
     come: dict[str, list[str]] = {}
     for name in sorted(set(names) - set(known.names)):
         come.setdefault(PurePosixPath(name).stem, []).append(name)
     gone = {name: come.get(PurePosixPath(name).stem, []) for name in set(known.names) - set(names)}
-    renamed = {name: found[0] for name, found in gone.items() if len(found) == 1}
-    if len(set(renamed.values())) < len(renamed):
-        renamed = {}  # of two folders that had photos of one name
-    now = tuple(renamed.get(name, name) for name in known.names)
-    if not set(now) & set(names):
+    folders = Counter(PurePosixPath(name).parent for found in gone.values() for name in found)
+    (most, num), (_, next_most) = (*folders.most_common(2), (None, 0), (None, 0))[:2]
+    now: dict[str, tuple[str, ...]] = {name: (name,) for name in known.names}
+    for name, found in gone.items():
+        there = [each for each in found if PurePosixPath(each).parent == most and num > next_most]
+        now[name] = tuple(there or found) or (name,)
+    if not {each for found in now.values() for each in found} & set(names):
         return None
-    held_out = known.held_out
-    return KnownPhotos(
-        now,
-        None if held_out is None else frozenset(renamed.get(name, name) for name in held_out),
-        known.num_framed,
-    )
+    held_out = None if known.held_out is None else frozenset(e for n in known.held_out for e in now[n])
+    num_framed = sum(len(now[name]) for name in known.names[: known.num_framed])
+    return KnownPhotos(tuple(dict.fromkeys(e for n in known.names for e in now[n])), held_out, num_framed)
 
 
 def _framing(names: list[str], known: KnownPhotos | None) -> list[int]:

@@ -101,7 +101,10 @@ class Scene:
         """Return the names that are held out by the rule, those of others than the photos among them."""
         known, every = self.known, self.test_every
         if self.test_names is not None:
-            return self.test_names
+            if known is None or known.held_out is None or self.test_images:
+                return self.test_names  # who names photos means them
+            # A file may name others than it did when the training began.
+            return self.test_names - (set(known.names) - known.held_out)
         if every <= 0:
             return frozenset()
         if known is None or known.held_out is None:

@@ -96,6 +96,7 @@ class Trainer:
         """
         check(config)
         check_agreement(config)
+        self._begun_here = True
         # The model that was chosen stays the run's: a larger one that COLMAP makes has other coordinates.
         config = replace(with_whole_paths(config, Path(scene.path)), model=scene.model)
         _require_photos(scene)
@@ -127,6 +128,7 @@ class Trainer:
         config = _config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
         _require_photos(scene)
         trainer, generator = cls.__new__(cls), torch.Generator()
+        trainer._begun_here = False
         generator.set_state(checkpoint.rng_state)
         saved = checkpoint.population.to(fastest_device() if device is None else device)
         population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts, ranks)
@@ -426,9 +428,16 @@ class Trainer:
             upcoming=self.parts.queue.upcoming,
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
-            photos=KnownPhotos(self.scene.known_names, self.scene.held_out, self.scene.num_framed),
+            photos=self._known_photos(),
             owes=self.parts.strategy.owes,
         )
+
+    def _known_photos(self) -> KnownPhotos:
+        """Return the photos that this training has had, of one that was resumed also those that are gone."""
+        scene = self.scene
+        there = scene.photos.keys() if self._begun_here else set(scene.known_names) | scene.held_out
+        names = tuple(name for name in scene.known_names if name in there)
+        return KnownPhotos(names, scene.held_out & there, scene.num_framed)
 
     def save(self, run_dir: Path) -> Path:
         """Write a checkpoint below `run_dir`/ckpts and return its folder; call it between two steps.

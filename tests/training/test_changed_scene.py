@@ -23,7 +23,7 @@ from splatstudio.models.scoring import EvaluationTask, evaluate_task
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.sentences import joined_sentence
 from splatstudio.runtime.training import Training
-from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.load import _called_as_now, load_training_scene
 from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer
@@ -121,6 +121,45 @@ def test_what_was_estimated_later_does_not_move_the_split_of_a_run(blob_scene: S
     assert later.lost_test_photos == (), "what was never in the run is not lost"
     without = replace(later, known=None)
     assert "gone.png" not in without.known_names and without.lost_test_photos == ()
+
+
+def test_photos_of_one_name_in_two_folders_are_not_taken_for_each_other(run: Path, scene: Path) -> None:
+    names = known_photos(newest_checkpoint(run))
+    assert names is not None
+    # As in transforms.json, where names have a folder as soon as there are two.
+    one_more = [f"images/{name}" for name in names.names] + ["extra/view_03.png"]
+    now = _called_as_now(names, one_more)
+    assert now is not None and now.names == tuple(one_more[:-1])
+    assert now.held_out == {f"images/{name}" for name in HELD_OUT} and now.num_framed == 10
+    twice = [f"{folder}/{name}" for folder in ("images", "other") for name in names.names]
+    both = _called_as_now(names, twice)
+    assert both is not None and set(both.names) == set(twice), "none of them is new"
+    assert both.held_out == {f"{folder}/{name}" for folder in ("images", "other") for name in HELD_OUT}
+
+
+def test_files_that_name_learned_photos_for_the_test_do_not_make_them_new(blob_scene: Scene) -> None:
+    names = tuple(sorted(blob_scene.photos))
+    known = KnownPhotos(names[:4], frozenset(names[:1]))
+    moved = replace(blob_scene, known=known, test_names=frozenset((names[0], names[2], names[5])))
+    assert {moved.views[i].name for i in moved.test_indices} == {names[0], names[5]}
+    asked = replace(moved, test_images=(names[2],), test_names=frozenset(names[2:3]))
+    assert [asked.views[i].name for i in asked.test_indices] == [names[2]], "who names them means them"
+
+
+def test_a_run_begun_beside_another_knows_its_own_photos_alone(blob_scene: Scene) -> None:
+    names = tuple(sorted(blob_scene.photos))
+    before = KnownPhotos(("gone.png", *names[:4]), frozenset(("gone.png", names[1])))
+    trainer = Trainer(replace(blob_scene, known=before), replace(CONFIG, test_every=blob_scene.test_every))
+    told = trainer.checkpoint().photos
+    assert "gone.png" not in told.names and told.held_out is not None and names[1] in told.held_out
+    assert "gone.png" not in told.held_out
+
+
+def test_a_copy_is_judged_by_what_was_held_out_too(run: Path, scene: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(scene, tmp_path / "copy")
+    for place in (copy, scene / "sparse" / "0"):
+        images = evaluate_task(EvaluationTask(run, scene=place)).evaluation.images
+        assert sorted(image.name for image in images) == HELD_OUT
 
 
 def test_scores_without_a_photo_that_was_held_out_are_not_the_runs_own(run: Path, scene: Path) -> None:

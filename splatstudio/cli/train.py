@@ -186,6 +186,7 @@ def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Pa
     return scene, path
 
 
+@going_on_unheard()
 def train_scene(
     scene_path: Path,
     config: TrainConfig,
@@ -203,20 +204,6 @@ def train_scene(
     others. With `minutes` preset, size and steps are those of a plan for this machine. Raises ValueError with
     one sentence for what cannot be trained or resumed, and for what ended the training.
     """
-    with going_on_unheard():
-        return _train_scene(scene_path, config, run_dir, resume, given, minutes, devices, tls)
-
-
-def _train_scene(
-    scene_path: Path,
-    config: TrainConfig,
-    run_dir: Path | None,
-    resume: bool,
-    given: Collection[str],
-    minutes: float | None,
-    devices: DeviceOptions,
-    tls: TlsFiles,
-) -> CommandResult:
     launched = launched_rank(os.environ)
     if minutes is not None:
         _refuse_beside_minutes(minutes, given, devices, launched=launched is not None)

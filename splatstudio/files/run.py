@@ -107,9 +107,7 @@ class Run:
 
         Raises OSError where the file cannot be written.
         """
-        file = self.path / "run.json"
-        values = json.loads(read_input(file))
-        write_json_durably(file, {**values, "scene": str(scene)})
+        self._rewrite("scene", str(scene))
         return dataclasses.replace(self, scene_path=scene)
 
     def with_images(self, folder: str) -> Run:
@@ -117,11 +115,14 @@ class Run:
 
         Raises OSError where the file cannot be written.
         """
-        file = self.path / "run.json"
-        values = json.loads(read_input(file))
         config = dataclasses.replace(self.config, images=folder)
-        write_json_durably(file, {**values, "config": to_json(config)})
+        self._rewrite("config", to_json(config))
         return dataclasses.replace(self, config=config)
+
+    def _rewrite(self, name: str, value: object) -> None:
+        """Change one value of run.json."""
+        file = self.path / "run.json"
+        write_json_durably(file, {**json.loads(read_input(file)), name: value})
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that are not finite are written as null."""

@@ -251,11 +251,9 @@ def origin_of(path: str | Path) -> Origin | None:
             return Origin(checkpoint.scene_path, checkpoint.config)
         return None
     other = scene_of_output(path)
-    return (
-        None
-        if other is None
-        else Origin(other.path, TrainConfig(images=other.images, downscale=other.downscale), is_ours=False)
-    )
+    if other is None:
+        return None
+    return Origin(other.path, TrainConfig(images=other.images, downscale=other.downscale), is_ours=False)
 
 
 def scene_of_origin(origin: Origin, model: Path) -> Path:

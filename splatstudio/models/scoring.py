@@ -10,6 +10,7 @@ from typing import Any
 from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.error_text import first_of
 from splatstudio.evaluation.evaluate import (
     PSNR_AND_SSIM,
     ComparedWith,
@@ -89,7 +90,7 @@ def evaluate_task(
         model = load_model(task.path, strict=task.strict)
     origin = origin_of(task.path)
     if task.scene is None and origin is not None:
-        scene_of_origin(origin, task.path)
+        scene_of_origin(origin, task.path)  # it says what to do where that has moved
     against = _against(task, origin)
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
@@ -148,8 +149,8 @@ def _keep(
         what = "other photos" if same else f"{own.scene} at 1/{own.downscale} of its size"
         return None, [f"not written into {run}: its own scores are of {what}"]
     if lost:
-        names = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
-        return None, [f"not written into {run}: of the photos that its training held out {names} is gone"]
+        gone = f"of the photos that its training held out {first_of(lost, 3)} is gone"
+        return None, [f"not written into {run}: {gone}"]
     try:
         file = write_evaluation(run, step, evaluation)
     except OSError as error:  # what was measured is told all the same
@@ -212,10 +213,9 @@ def _trained_on(evaluation: Evaluation, own: ComparedWith, files: dict[str, Any]
     learned = [score.name for score in evaluation.images if score.name not in held_out]
     if not learned:
         return []
-    names = ", ".join(learned[:3]) + (", ..." if len(learned) > 3 else "")
     return [
         f"the training has learned from {len(learned)} of these {len(evaluation.images)} photos"
-        f" ({names}): their scores do not tell how well it shows what it has not seen"
+        f" ({first_of(learned, 3)}): their scores do not tell how well it shows what it has not seen"
     ]
 
 

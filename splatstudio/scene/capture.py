@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.error_text import as_utf8
+from splatstudio.error_text import as_utf8, first_of
 from splatstudio.files.inputs import read_input
 from splatstudio.files.kinds import refuse_pointer
 from splatstudio.scene.lens import Lens
@@ -165,9 +165,8 @@ def read_json(path: Path) -> Any:
 
 def missing_note(missing: list[str], where: str) -> str:
     """Return one sentence that counts the `missing` image files and names the first three."""
-    names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
     listed = f"{len(missing)} listed image" + ("s do" if len(missing) > 1 else " does")
-    return f"{listed} not exist in {where} and cannot be used: {names}"
+    return f"{listed} not exist in {where} and cannot be used: {first_of(missing, 3)}"
 
 
 def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from shlex import quote
@@ -342,24 +342,28 @@ def _called_as_now(known: KnownPhotos, names: list[str]) -> KnownPhotos | None:
         come.setdefault(PurePosixPath(name).stem, []).append(name)
     gone = {name: come.get(PurePosixPath(name).stem, []) for name in set(known.names) - set(names)}
     folders = Counter(PurePosixPath(name).parent for found in gone.values() for name in found)
-    (most, num), (_, next_most) = (*folders.most_common(2), (None, 0), (None, 0))[:2]
+    most = [folder for folder, num in folders.items() if num == max(folders.values())]
     now: dict[str, tuple[str, ...]] = {name: (name,) for name in known.names}
     for name, found in gone.items():
-        there = [each for each in found if PurePosixPath(each).parent == most and num > next_most]
+        there = [each for each in found if most == [PurePosixPath(each).parent]]
         now[name] = tuple(there or found) or (name,)
-    if not {each for found in now.values() for each in found} & set(names):
+
+    def called(before: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each for name in before for each in now[name]))
+
+    all_names = called(known.names)
+    if set(all_names).isdisjoint(names):
         return None
-    held_out = None if known.held_out is None else frozenset(e for n in known.held_out for e in now[n])
-    num_framed = sum(len(now[name]) for name in known.names[: known.num_framed])
-    return KnownPhotos(tuple(dict.fromkeys(e for n in known.names for e in now[n])), held_out, num_framed)
+    held_out = None if known.held_out is None else frozenset(called(known.held_out))
+    return KnownPhotos(all_names, held_out, len(called(known.names[: known.num_framed])))
 
 
 def _framing(names: list[str], known: KnownPhotos | None) -> list[int]:
     """Return which photos make the frame: those that did in a training where all are there, else all."""
     if known is not None:
-        framing = known.names[: known.num_framed or None]
-        if set(names).issuperset(framing):
-            return [index for index, name in enumerate(names) if name in set(framing)]
+        framing = set(known.names[: known.num_framed or None])
+        if framing.issubset(names):
+            return [index for index, name in enumerate(names) if name in framing]
     return [*range(len(names))]
 
 

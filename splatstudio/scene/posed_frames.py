@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
 from splatstudio.scene.capture import (
     MAX_COORDINATE,
@@ -127,7 +128,7 @@ def _of_one_frame(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], str 
     unclear = {path for path, found in poses.items() if any(not np.array_equal(found[0], o) for o in found)}
     if not unclear:
         return shots, None
-    names = ", ".join(sorted(path.name for path in unclear)[:3]) + (", ..." if len(unclear) > 3 else "")
+    names = first_of(sorted(path.name for path in unclear), 3)
     left_out = sum(shot.image_path in unclear for shot in shots)
     return [shot for shot in shots if shot.image_path not in unclear], (
         f"{left_out} frames are left out, as several poses name one photo and which is right is not known:"

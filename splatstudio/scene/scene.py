@@ -72,14 +72,18 @@ class Scene:
         return groups
 
     @cached_property
-    def known_names(self) -> tuple[str, ...]:
-        """Return the names of the photos in the order of their lots, also of known ones that are gone.
+    def _in_order(self) -> tuple[str, ...]:
+        """Return all names in the order of their lots: first those that were there first, some may be gone.
 
-        Those that have joined come behind.
+        Those that have joined come behind, so that no photo of the test is trained on.
         """
         first = self.in_order if self.known is None else self.known.names
-        ordered = (*first, *sorted(set(self.photos) - set(first))) if first else tuple(self.photos)
-        return tuple(name for name in ordered if self.known is not None or name in self.photos)
+        return (*first, *sorted(set(self.photos) - set(first))) if first else tuple(self.photos)
+
+    @cached_property
+    def known_names(self) -> tuple[str, ...]:
+        """Return the names of the photos in the order of their lots, also of known ones that are gone."""
+        return tuple(name for name in self._in_order if self.known is not None or name in self.photos)
 
     @cached_property
     def held_out(self) -> frozenset[str]:
@@ -97,8 +101,9 @@ class Scene:
         """Return the names of the photos that were held out and are no longer there."""
         return tuple(sorted(self.held_out - self.photos.keys()))
 
+    @cached_property
     def _lots(self) -> frozenset[str]:
-        """Return the names that are held out by the rule, those of others than the photos among them."""
+        """Return the names that are to be held out; some may be of no photo that is there."""
         known, every = self.known, self.test_every
         if self.test_names is not None:
             if known is None or known.held_out is None or self.test_images:
@@ -108,11 +113,8 @@ class Scene:
         if every <= 0:
             return frozenset()
         if known is None or known.held_out is None:
-            # Those that have joined come behind, so that no photo of the test is trained on.
-            joined = sorted(set(self.photos) - set(self.in_order))
-            names = [*self.in_order, *joined] if self.in_order else list(self.photos)
-            return frozenset((names if known is None else self.known_names)[::every])
-        behind = enumerate(self.known_names[len(known.names) :], len(known.names))
+            return frozenset(self._in_order[::every])
+        behind = enumerate(self._in_order[len(known.names) :], len(known.names))
         return known.held_out | {name for place, name in behind if place % every == 0}
 
     @cached_property
@@ -121,8 +123,7 @@ class Scene:
 
         Empty when nothing would be left to train on. All parts of a photo share its lot.
         """
-        held_out = self._lots()
-        chosen = [i for i, view in enumerate(self.views) if view.whole in held_out]
+        chosen = [i for i, view in enumerate(self.views) if view.whole in self._lots]
         return tuple(chosen) if len(chosen) < len(self.views) else ()
 
     @cached_property

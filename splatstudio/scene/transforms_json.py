@@ -403,8 +403,7 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
         measured = lens if isinstance(lens, Lens) else None
         angle = 0.0 if isinstance(lens, Lens) else lens
         place = base.joinpath(*path.parts[num_dropped:])
-        masks = pictures.folder(_mask_folder(place))
-        mask = _mask_of(folder, record, masks, picture)
+        mask = _mask_of(folder, record, pictures.folder(_mask_folder(place)), picture)
         frames.shots.append(CapturedPhoto(name, viewmat, picture, measured, angle, mask))
         frames.listed[name] = path.as_posix()
     return frames

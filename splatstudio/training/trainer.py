@@ -20,6 +20,7 @@ from splatstudio.checkpoints.saver import save_on_all_ranks
 from splatstudio.corrections.corrections import Corrections, check_agreement
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, told_together
 from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.error_text import first_of
 from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
@@ -504,10 +505,9 @@ def _config_to_go_on(
     gone = sorted(set(known.names) - scene.photos.keys())
     moved = not same_frame(checkpoint.scene_transform, scene.transform)
     if moved and gone and len(gone) < len(known.names):
-        names = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
         raise ValueError(
-            f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has ({names}): put"
-            " them back, or start a new training"
+            f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has"
+            f" ({first_of(gone, 3)}): put them back, or start a new training"
         )
     if moved:
         raise ValueError(

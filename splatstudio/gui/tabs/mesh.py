@@ -1,4 +1,4 @@
-"""The Mesh section of the Export tab: the surface of the newest model on the disk, and how good it is."""
+"""The Mesh section of the Export tab: the surface of a model on the disk, and how good it is."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
         log.error("%s", error if is_of_a_peer(error) else traceback.format_exc())
         rank.rescue(error)
         write_report(spec.folder, spec.rank, rank.step, error, error_sentence(error))
-        rank.leave()
+        rank.leave_by_error()
         if spec.num_ranks > 1 and accelerator.is_initialized():
             end_within(LAST_SECONDS)
         sys.exit(1)
@@ -251,6 +251,12 @@ class Rank:
         """End the tasks, send what is left to send and stop the threads."""
         if self._client is not None:
             self._client.close()
+
+    def leave_by_error(self) -> None:
+        """Leave as `leave` does; the tasks that are cut off are not told of as cancelled: nobody did."""
+        if self._client is not None:
+            self._client.tasks.abandon()
+        self.leave()
 
     def yield_to_views(self) -> None:
         """Let the training give way to who looks at its model."""

@@ -76,6 +76,7 @@ class Tasks:
         self._training = training
         self._tasks: list[Task] = []  # numbers are their senders' own: two may have the same one
         self._unwanted: set[int] = set()  # cancelled before they began
+        self._abandoned = False
         self._lock = threading.Lock()
 
     def start(self, command: JobCommand, model_copy: Callable[[], Model | CopyDrawer | None]) -> None:
@@ -120,6 +121,14 @@ class Tasks:
             self._unwanted.add(job)
         for task in tasks:
             task.cancelled.set()
+
+    def abandon(self) -> None:
+        """End all jobs as `close` does, because this process fails; say nothing of those that are cut off.
+
+        Nobody has cancelled them: who started this process tells of their failure, and of the reason.
+        """
+        self._abandoned = True
+        self.close()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Cancel all jobs and wait for their ends, `timeout` seconds at most; nothing half-written stays."""
@@ -172,6 +181,10 @@ class Tasks:
             model.close()
         with self._lock:
             self._tasks.remove(task)
+            cut_off = self._abandoned and task.command.job not in self._unwanted
+        if cut_off and isinstance(end, JobCancelled):
+            log.info("%s: cut off", output_of(task.command))
+            return
         log.info("%s: %s", output_of(task.command), _told(end))
         self._emit(end)
 

@@ -14,14 +14,22 @@ from started_programs import run_program
 from worker_faults import FAULTY, QUICK, faulty, plan_fault
 from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, states, train, wait_until
 
+from splatstudio.cameras.camera_path import CameraPath, keyframe_of
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import encode_order
+from splatstudio.runtime.fork_server import begin_fork_server
 from splatstudio.runtime.heartbeat import Limits
 from splatstudio.runtime.rank import activity_of, rank_main
 from splatstudio.runtime.rank_group import RankGroup
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
+
+
+def endless(scene: Scene) -> CameraPath:
+    """Return a path whose frames take longer than any test."""
+    key = keyframe_of(scene.cameras[1])
+    return CameraPath((key, key), default_seconds=4000.0, width=64, height=48, fps=25)
 
 
 def trains_again(worker: Watcher, step: int, since: int = 0) -> None:
@@ -40,6 +48,7 @@ def test_a_killed_rank_is_replaced_and_everything_goes_on(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    begin_fork_server(several=False)  # whose folder lasts as long as these tests
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     step, client = worker.of(messages.Saved)[-1].step, worker.client
@@ -98,7 +107,7 @@ def test_a_rank_killed_before_any_checkpoint_begins_again(
     [("hang", 0, r"did not get on for \d s"), ("raise", 7, r"\(RuntimeError: the injected fault\)")],
 )
 def test_a_step_that_hangs_or_fails_costs_the_steps_since_the_checkpoint(
-    launch: Launch, blob_folder: Path, tmp_path: Path, fault: str, later: int, words: str
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path, fault: str, later: int, words: str
 ) -> None:
     run = tmp_path / "run"
     worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK)).start()
@@ -107,9 +116,13 @@ def test_a_step_that_hangs_or_fails_costs_the_steps_since_the_checkpoint(
     step = worker.save().step
     plan_fault(run, fault, step + later, times=1)
     since = len(worker.events)
+    worker.send(messages.RenderPath(endless(blob_scene), tmp_path / "out" / "frames", job=1))
+    worker.wait(messages.JobProgress, lambda event: event.done > 0)
     worker.send(messages.Step(1000))
+    failed = worker.wait(messages.JobFailed)
+    assert failed.job == 1 and "ended before" in failed.sentence, "nobody has cancelled it"
     assert re.search(words, worker.wait(messages.Warned).sentence)
-    assert worker.wait(messages.Started).step == step
+    assert worker.wait(messages.Started).step == step and not list((tmp_path / "out").iterdir())
     worker.wait(messages.Progress, lambda event: event.step > step + later)
     assert states(worker, since) == ["training", "restarting", "loading", "training"]
 

@@ -50,7 +50,7 @@ from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import STEP_FOLDER
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import hold, is_held, put_in_place, sync_folder
-from splatstudio.scene.scene import KnownPhotos
+from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy.global_order import copied, joined, rows_of, shard_rows
 from splatstudio.strategy.population import Population
@@ -299,6 +299,17 @@ def known_photos(folder: Path | None) -> KnownPhotos | None:
         return None if folder is None else photos_of(read_manifest(folder))
     except (OSError, ValueError, KeyError):
         return None
+
+
+def is_of_scene(folder: Path, scene: Scene) -> bool:
+    """Return whether a checkpoint can go on with a scene that was loaded with its known photos.
+
+    That is its own, a copy, or what became of it: its cameras make the same frame, and most photos are there.
+    """
+    known = known_photos(folder)
+    there = 0 if known is None else len(scene.photos.keys() & set(known.names))
+    transform = np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
+    return (known is None or 2 * there > len(known.names)) and same_frame(transform, scene.transform)
 
 
 def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:

@@ -106,7 +106,8 @@ def open_(
         run_with_start_page(studio_of_choice(listen, **at_page, chosen=path, **asked), asked)
         return 0
     path = with_poses(path)
-    from splatstudio.gui.app import nodes_asked_for, open_studio
+    from splatstudio.gui.app import open_studio
+    from splatstudio.gui.attached import nodes_asked_for
 
     if at_once.merge:
         path = _whole(path)
@@ -437,7 +438,7 @@ def attach_(
         from splatstudio.cli.attach import attach
 
         return attach(address, secret, sys.stdin)
-    from splatstudio.gui.app import open_attached
+    from splatstudio.gui.attached import open_attached
 
     open_attached(address, secret, network=listen, browser=browser).run_forever()
     return 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gui_parts import TIMEOUT, wait_until
+from blob_scenes import write_blob_scene
+from gui_parts import TIMEOUT, trained_run, wait_until
 
-from splatstudio.gui.app import AttachedStudio, open_attached, project_of
+from splatstudio.gui.attached import AttachedStudio, open_attached, project_of
 from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
@@ -29,6 +31,7 @@ from splatstudio.runtime.messages import (
     StateChanged,
     UpdateSettings,
 )
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, to_json
 
 Remote = tuple[RemoteServer, Hub, queue.Queue[Command]]
@@ -145,3 +148,14 @@ def test_a_run_that_has_written_nothing_yet_shows_its_photos(blob_folder: Path, 
     assert project_of(card).scene is not None, "nor a word in it"
     (tmp_path / "run" / "run.json").write_text("{}")
     assert project_of(card).scene is None, "it is somebody else's"
+
+
+def test_a_run_that_has_gone_on_with_a_copy_of_its_scene_shows_its_photos(
+    blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    trained_run(blob_scene, tmp_path / "run")
+    copy, other = tmp_path / "copy", write_blob_scene(tmp_path / "other", num_views=3)
+    shutil.copytree(blob_folder, copy)
+    config = json.dumps(to_json(TrainConfig()))
+    assert project_of(RunCard(copy, tmp_path / "run", config, 1)).scene is not None
+    assert project_of(RunCard(other, tmp_path / "run", config, 1)).scene is None, "it is somebody else's"

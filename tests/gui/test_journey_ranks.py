@@ -20,7 +20,7 @@ from studio_page import PAGE_TEST, WINDOW, Screen, close_screen, row, screen_of
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.app import open_attached
+from splatstudio.gui.attached import open_attached
 from splatstudio.gui.panel import PRESS_SECONDS
 from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.messages import PlateauReached

@@ -111,9 +111,23 @@ def test_what_cannot_be_opened_is_said_in_a_sentence(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty"):
         open_project(tmp_path / "empty", MANY, None)
-    trained_run(load_scene(write_blob_scene(tmp_path / "other")), Path("taken"))
-    with pytest.raises(ValueError, match=r"belongs to .*other"):
+    trained_run(load_scene(write_blob_scene(tmp_path / "other", num_views=5)), Path("taken"))
+    with pytest.raises(ValueError, match=r"belongs to .*other, and .* has other cameras"):
         open_project(blob_folder, MANY, Path("taken"))
+    Run.create(Path("new"), blob_folder, MANY)
+    with pytest.raises(ValueError, match="has no checkpoint to go on from"):
+        open_project(blob_folder, MANY, Path("new"))
+
+
+def test_a_run_goes_on_with_a_copy_of_its_scene(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("run"))
+    copy = tmp_path / "copy"
+    shutil.copytree(blob_folder, copy)
+    project = open_project(copy, MANY, Path("run"))
+    assert project.model_path == checkpoint and project.run_dir == Path("run")
+    assert project.training_job(resume=True).scene_path == copy
 
 
 def test_an_unreadable_run_of_another_is_left_aside_with_a_note(

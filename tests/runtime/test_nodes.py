@@ -22,7 +22,7 @@ import pytest
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.cli.train import train_scene
-from splatstudio.gui.app import (
+from splatstudio.gui.attached import (
     AttachedStudio,
     Gathering,
     attached_studio,

@@ -14,6 +14,7 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
+    is_of_scene,
     known_photos,
     newest_checkpoint,
     newest_known_checkpoint,
@@ -332,7 +333,11 @@ def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
-    existing, notes = _existing_run(path if path.is_dir() else path.parent, run_dir)
+    folder = path if path.is_dir() else path.parent
+    if run_dir is not None and is_run(run_dir):
+        existing, notes = _named_run(folder, config, run_dir), ()
+    else:
+        existing, notes = (None, ()) if run_dir is not None else _newest_run(folder)
     if existing is not None and not config.images:
         config = replace(config, images=_latest_config(existing).images)  # where they were the last time
     checkpoint, passed_over = (None, ()) if existing is None else _newest_good(existing.path)
@@ -369,30 +374,38 @@ def _newest_good(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
     return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
 
 
-def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:
-    """Return the run of this scene to go on with, None where there is none, and notes on unreadable runs.
+def _named_run(scene_path: Path, config: TrainConfig, run_dir: Path) -> Run:
+    """Return the run that the user named to go on with a scene; ValueError where it cannot."""
+    run, checkpoint = Run.open(run_dir), newest_known_checkpoint(run_dir)
+    if checkpoint is None:
+        raise ValueError(
+            f"the run folder {run_dir} has no checkpoint to go on from: name another one with --run"
+        )
+    # Its scene may have moved, or be a copy: what is in it decides.
+    if run.scene_path != scene_path.resolve() and not is_of_scene(
+        checkpoint, load_training_scene(scene_path, config, known_photos(checkpoint))
+    ):
+        raise ValueError(
+            f"the run folder {run_dir} belongs to {run.scene_path}, and {scene_path} has other cameras:"
+            " name another one with --run"
+        )
+    return run
 
-    It is the named one, else the newest below runs/. Raises ValueError when the named one cannot be used.
-    """
+
+def _newest_run(scene_path: Path) -> tuple[Run | None, tuple[str, ...]]:
+    """Return the newest run of this scene below runs/, None: there is none, and notes on unreadable ones."""
     scene_path = scene_path.resolve()
     name = glob.escape(scene_path.name or "scene")
     notes: list[str] = []
-    found = {run_dir} if run_dir is not None else {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
+    found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
     for folder in sorted(filter(is_run, found), key=os.path.getmtime, reverse=True):
         try:
             run = Run.open(folder)
         except ValueError as error:
-            if run_dir is not None:
-                raise
             notes.append(f"The run {folder} is left aside: {error}")
             continue
         if run.scene_path == scene_path and newest_known_checkpoint(folder) is not None:
             return run, tuple(notes)
-        if run_dir is not None:
-            raise ValueError(
-                f"the run folder {run_dir} belongs to {run.scene_path} or has no checkpoint; "
-                "name another one with --run"
-            )
     return None, tuple(notes)
 
 

@@ -31,6 +31,7 @@ from splatstudio.checkpoints.rank_parts import (
     check_part,
     check_step,
     files_to_merge,
+    gsplat_steps,
     in_order_of_ranks,
     part_of,
 )
@@ -168,9 +169,10 @@ def place_of_merged(part: Path) -> Path:
 def merge_to_open(path: Path, report: Report = _silent) -> Path:
     """Return a model that is whole where `path` is one rank's part: merge it with the others where need be.
 
-    Raises ValueError where it is no part, where one of the others is missing, and as `merge`.
+    Of a folder of gsplat's it is the last step. Raises ValueError where it is no part, where one of the others is missing, and as `merge`.
     """
-    part = part_of(path)
+    steps = gsplat_steps(path) if path.is_dir() else {}
+    part = part_of(steps[max(steps)][0] if steps else path)
     if part is None:
         raise ValueError(f"{path} is not the part of a rank, so there is nothing to merge: omit --merge")
     if not part.complete:

@@ -176,6 +176,8 @@ def test_a_part_is_merged_and_opened_by_one_command(
     assert open_command(part, "--merge") == 0
     assert asked_to_open[1].name == f"{owner}-9-merged-2.pt"
     assert part_of(part) == part_of(part) and len(load_model(part)) < len(blobs())
+    assert open_command(part.parent, "--merge") == 0, "the folder has them all"
+    assert asked_to_open[2].name == f"{owner}-9-merged-3.pt"
 
 
 def test_our_own_part_opens_as_its_checkpoint(shard: Path, asked_to_open: list[Path]) -> None:
@@ -193,7 +195,7 @@ def test_what_cannot_be_merged_is_not_opened(
     error = " ".join(capsys.readouterr().err.split())
     assert "the file of rank 1 is not beside it: copy it there and merge again" in error
     with pytest.raises(ValueError, match="is not the part of a rank"):
-        merge_to_open(part.parent)
+        merge_to_open(part.parent.parent)
     assert asked_to_open == []
 
 

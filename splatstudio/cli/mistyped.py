@@ -193,14 +193,15 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
         return _no_command(word, commands)
     if {"-h", "--help", "--help-all"} & set(rest):
         return None
-    options, most, alone = options_of(commands[word]), most_alone(commands[word]), 0
+    options, most = options_of(commands[word]), most_alone(commands[word])
+    alone: list[str] = []
     for argument in taken(rest, options, most):
         if argument.option is None:
-            alone += 1
+            alone.append(argument.values[0])
             if argument.values == ("",):  # else it would be the folder that the shell is in
                 return f"the path behind splatstudio {word} is empty, as that of a variable that is not set"
-            if most is not None and alone > most:
-                return _too_many(word, argument.values[0], most)
+            if most is not None and len(alone) > most:
+                return _too_many(word, alone, most, writes="output" in options)
         elif argument.name not in options:
             meant = _meant(word, plain(f"--{argument.option.lstrip('-')}"), commands)
             return f"splatstudio {word} has no option {argument.option}: {meant}"
@@ -211,13 +212,16 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
     return None
 
 
-def _too_many(word: str, value: str, most: int) -> str:
+def _too_many(word: str, values: Sequence[str], most: int, *, writes: bool) -> str:
+    value = values[-1]
     if value.lower() in ("true", "false"):
         return f"a switch has no value: omit {value}, as in --resume, or to switch off --no-resume"
     if not most:
         return f"splatstudio {word} takes no path: omit {value}"
     if word == "eval" and value.endswith(".json"):
         return f"--json prints the scores: --json-file {quote(value)} writes them"
+    if writes and Path(values[0]).exists() and Path(value).suffix:  # else it is a name with a space
+        return f"splatstudio {word} takes one path: name the file to write with --output {quote(value)}"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint
 from splatstudio.error_text import shown
 from splatstudio.formats.torch_file import FLOATS
 
@@ -165,7 +165,7 @@ def _refuse_rivals(by_rank: dict[int, Path]) -> None:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    if (folder / "manifest.json").exists():
+    if is_checkpoint(folder):
         return [folder]
     steps = gsplat_steps(folder)
     if not steps:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
+from splatstudio.checkpoints.manifest import is_checkpoint
 from splatstudio.cli.poses import out_of_archive
 from splatstudio.cli.terminal import console, print_part, print_rows, print_scene, print_table
 from splatstudio.files.run import Run, newest_step
@@ -72,7 +73,7 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
 
         if newest_checkpoint(path) is None:
             return PathContents(path, run)
-    ours = run is not None or (path / "manifest.json").exists()
+    ours = run is not None or is_checkpoint(path)
     parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
     if path.is_file() or ours or parts or (pose_files(path) is None and output_in(path) is not None):
         from splatstudio.models.model import load_model

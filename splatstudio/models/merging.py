@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import (
     write_manifest,
     write_shard,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME, step_of
+from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint, step_of
 from splatstudio.checkpoints.rank_parts import (
     GSPLAT_NAME,
     MOMENTS,
@@ -169,7 +169,8 @@ def place_of_merged(part: Path) -> Path:
 def merge_to_open(path: Path, report: Report = _silent) -> Path:
     """Return a model that is whole where `path` is one rank's part: merge it with the others where need be.
 
-    Of a folder of gsplat's it is the last step. Raises ValueError where it is no part, where one of the others is missing, and as `merge`.
+    Of a folder of gsplat's it is the last step. Raises ValueError where it is no part, where one of the
+    others is missing, and as `merge`.
     """
     steps = gsplat_steps(path) if path.is_dir() else {}
     part = part_of(steps[max(steps)][0] if steps else path)
@@ -187,7 +188,7 @@ def merge_to_open(path: Path, report: Report = _silent) -> Path:
 
 
 def _checkpoint_folder(path: Path) -> Path | None:
-    if (path / "manifest.json").exists():
+    if is_checkpoint(path):
         return path
     return path.parent if SHARD_NAME.fullmatch(path.name) else None
 

@@ -16,7 +16,7 @@ from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
 from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
-from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
@@ -129,7 +129,7 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
         return _model_in_file(path, strict)
-    folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
+    folder = path if is_checkpoint(path) else newest_checkpoint(path)
     if folder is None and (other := output_in(path)) is not None:
         model = _model_in_file(other.file, strict)
         return replace(model, notes=(other.note, *model.notes))
@@ -245,7 +245,7 @@ def origin_of(path: str | Path) -> Origin | None:
         run = Run.open(folder)
         return Origin(run.scene_path, run.config)
     folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
-    if (folder / "manifest.json").exists():
+    if is_checkpoint(folder):
         checkpoint = load_checkpoint(folder)
         if checkpoint.scene_path != Path():  # a model that was merged of another program's parts has none
             return Origin(checkpoint.scene_path, checkpoint.config)

@@ -11,12 +11,16 @@ from blob_models import blobs
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, Steered, trained_run
 
+from splatstudio.checkpoints.rank_parts import files_to_merge
+from splatstudio.cli.info import contents_of
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.tabs.compare_runs import of_another_scene
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.poses.records import Manifest, write_record
+from splatstudio.poses.store import PoseStore
 from splatstudio.runtime.messages import ModelLoaded, StateChanged, TrainJob, ViewJob
 from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
@@ -101,6 +105,18 @@ def test_a_run_folder_a_checkpoint_and_a_ply(own_folder: Path, tmp_path: Path) -
     write_ply(tmp_path / "a.PLY", blobs())
     ply = open_project(tmp_path / "a.PLY", TrainConfig(), None)
     assert ply.first_job() == ViewJob(tmp_path / "a.PLY") and not ply.can_train
+
+
+def test_estimated_poses_are_a_scene_to_train(own_folder: Path, tmp_path: Path) -> None:
+    """Those of a video are opened where they lie, beside the manifest of its pictures."""
+    store = PoseStore(tmp_path / "clip.mp4")
+    write_blob_scene(store.path)
+    write_record(store.manifest_file, Manifest(source=str(store.source), photos=()))
+    project = open_project(store.path, MANY, None)
+    assert project.can_train and project.scene is not None and project.model_path is None
+    assert contents_of(store.path, images="").scene is not None
+    with pytest.raises(ValueError, match="neither a checkpoint nor files named"):
+        files_to_merge([store.path])
 
 
 def test_what_cannot_be_opened_is_said_in_a_sentence(

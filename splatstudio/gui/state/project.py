@@ -19,7 +19,7 @@ from splatstudio.checkpoints.checkpoint import (
     newest_checkpoint,
     newest_known_checkpoint,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
+from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint, read_manifest
 from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
@@ -260,9 +260,9 @@ def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collec
         return Project(path, None, path, None, config, _notes_on_part(path))
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:
-        chosen = path if (path / "manifest.json").exists() else None
+        chosen = path if is_checkpoint(path) else None
         return _open_run(path, Run.open(run_folder), chosen, config, given)
-    if (path / "manifest.json").exists():
+    if is_checkpoint(path):
         return Project(path, None, path, None, config)
     other = output_in(path.parent if path.name == "meta.json" else path)
     if other is not None and pose_files(path) is None:
@@ -560,7 +560,7 @@ def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
 def has_sky(path: Path) -> bool:
     """Return whether the model in a checkpoint or a file has a sky; no file of another program's has."""
     folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
-    if not (folder / "manifest.json").exists():
+    if not is_checkpoint(folder):
         return False
     try:
         return config_of_checkpoint(folder).sky.enabled
@@ -579,7 +579,7 @@ def transform_of(project: Project) -> np.ndarray | None:
     if project.scene is not None:
         return project.scene.transform
     folder = project.model_path
-    if folder is None or not (folder / "manifest.json").exists():
+    if folder is None or not is_checkpoint(folder):
         return None
     try:
         # A checkpoint whose scene is gone still lies in that scene's frame.

@@ -306,7 +306,7 @@ def is_of_scene(folder: Path, scene: Scene) -> bool:
 
     That is its own, a copy, or what became of it: its cameras make the same frame, and most photos are there.
     """
-    known = known_photos(folder)
+    known = scene.known or known_photos(folder)  # by the names that they have now
     there = 0 if known is None else len(scene.photos.keys() & set(known.names))
     transform = np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
     return (known is None or 2 * there > len(known.names)) and same_frame(transform, scene.transform)

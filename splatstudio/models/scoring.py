@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkpoint
+from splatstudio.checkpoints.checkpoint import is_of_scene, known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.error_text import first_of
@@ -45,6 +45,12 @@ OTHER_FRAME = (
 BESIDE = (
     "such scores have models that are not where the cameras look: it may be of another scene, or lie in other"
     " coordinates than the scene's files, as what nerfstudio exports does"
+)
+
+
+ANOTHER_SCENE = (
+    "{} has other photos or cameras than at the training, as if another scene were in its place: these scores"
+    " say nothing about the model"
 )
 
 
@@ -95,7 +101,8 @@ def evaluate_task(
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
     ours = origin is not None and origin.is_ours
-    known = known_photos(_checkpoint_of(task.path)) if ours else None  # also of a copy, or another path
+    checkpoint = _checkpoint_of(task.path) if ours else None
+    known = known_photos(checkpoint)  # also of a copy, or another path
     scene = load_scene(against.scene, downscale=against.downscale, known=known, **split)
     total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
@@ -124,6 +131,9 @@ def evaluate_task(
     run = run_folder_of(task.path)
     if run is None or own is None or model.step is None or model.part is not None:
         return Scored(evaluation, model.step, None)
+    if own.scene == against.scene and _is_another(scene, checkpoint):
+        notes = (ANOTHER_SCENE.format(scene.path), f"not written into {run}")
+        return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, None)
     file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
     return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
 
@@ -133,6 +143,18 @@ def _is_of_gsplat(path: Path) -> bool:
     other = output_in(path)
     file = path if other is None else other.file
     return file.suffix == ".pt" or GSPLAT_PLY.fullmatch(file.name) is not None
+
+
+def _is_another(scene: Scene, checkpoint: Path | None) -> bool:
+    """Return whether what lies where a checkpoint's scene was is another one by now.
+
+    Where photos have gone the frame may have moved by that alone: the cameras of most are those of before.
+    """
+    known = known_photos(checkpoint)
+    if checkpoint is None or known is None:
+        return False
+    gone = set((scene.known or known).names) - scene.photos.keys()
+    return 2 * len(gone) >= len(known.names) or (not gone and not is_of_scene(checkpoint, scene))
 
 
 def _keep(

@@ -162,6 +162,24 @@ def test_a_copy_is_judged_by_what_was_held_out_too(run: Path, scene: Path, tmp_p
         assert sorted(image.name for image in images) == HELD_OUT
 
 
+@pytest.mark.parametrize(("called", "num"), [("view", 5), ("view", 12), ("other", 12)])
+def test_scores_by_another_scene_in_the_place_of_the_own_are_not_kept(
+    run: Path, scene: Path, called: str, num: int
+) -> None:
+    judged(run)
+    (file,) = (run / "eval").glob("step_*.json")
+    before = file.read_bytes()
+    shutil.rmtree(scene)
+    write_blob_scene(scene, num_views=num)
+    for photo in sorted((scene / "images").iterdir()):
+        photo.rename(photo.with_name(photo.name.replace("view", called)))
+    poses = scene / "sparse" / "0" / "images.txt"
+    poses.write_text(poses.read_text().replace("view", called))
+    scored = evaluate_task(EvaluationTask(run))
+    assert scored.file is None and file.read_bytes() == before
+    assert "as if another scene were in its place" in " ".join(scored.evaluation.notes)
+
+
 def test_scores_without_a_photo_that_was_held_out_are_not_the_runs_own(run: Path, scene: Path) -> None:
     before = evaluate_task(EvaluationTask(run))
     assert before.file is not None

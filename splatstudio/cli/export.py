@@ -36,7 +36,7 @@ def export_model(
     """
     form = format_to_write(output)
     _refuse_outputs(output, placement.cameras)
-    model = load_model(path, strict=strict)
+    model = load_model(path, strict=strict, scene=placement.scene)
     # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
     shown = placement.upright or ((form.is_page or normals) and placement.scene is not None)
     lost = shown and knows_no_scene(model.transform)

@@ -40,7 +40,7 @@ def render_and_print(
 
 
 def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:
-    model = load_model(path, strict=route.strict)
+    model = load_model(path, strict=route.strict, scene=route.scene)
     if route.path is not None:
         return model, read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
     if route.orbit and route.scene is None and origin_of(path) is None:

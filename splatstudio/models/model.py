@@ -116,11 +116,12 @@ class Model:
         )
 
 
-def load_model(path: str | Path, *, strict: bool = False) -> Model:
+def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = None) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
     Of the folder that another program left (see `output_in`) the newest model is taken.
     One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
+    `scene` is where the scene of nerfstudio's model lies, where its settings do not say it.
     Raises ValueError, naming the file and the reason, when there is none or it is damaged; where `strict`,
     also for a file with splats that are left out, as a value of them is not finite.
     """
@@ -128,10 +129,10 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        return _model_in_file(path, strict)
+        return _model_in_file(path, strict, scene)
     folder = path if is_checkpoint(path) else newest_checkpoint(path)
     if folder is None and (other := output_in(path)) is not None:
-        model = _model_in_file(other.file, strict)
+        model = _model_in_file(other.file, strict, scene)
         return replace(model, notes=(other.note, *model.notes))
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
@@ -139,10 +140,16 @@ def load_model(path: str | Path, *, strict: bool = False) -> Model:
             f" splatstudio merge {quote(str(path))} -o model.ply, or name the file of a training of one rank"
         )
     if folder is None:
-        scene = any((path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json"))
+        is_scene = any(
+            (path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json")
+        )
         raise ValueError(
             f"{path} holds no model: expected a file of splats, a checkpoint or a run with checkpoints"
-            + ("; this is a scene, and its models are in the run folders, such as runs/NAME" if scene else "")
+            + (
+                "; this is a scene, and its models are in the run folders, such as runs/NAME"
+                if is_scene
+                else ""
+            )
         )
     return model_of(load_checkpoint(folder))
 
@@ -174,10 +181,10 @@ def splats_of_points(path: Path, size: float, opacity: float) -> Gaussians:
     )
 
 
-def _model_in_file(path: Path, strict: bool) -> Model:
+def _model_in_file(path: Path, strict: bool, scene: Path | None) -> Model:
     if holds_points_alone(path):
         return _shown_points(path)
-    file, transform = read_splats(path), frame_of_output(path)
+    file, transform = read_splats(path), frame_of_output(path, scene)
     if strict and file.num_left_out:
         raise ValueError(
             f"{path} is refused: {file.num_left_out:,} of its splats have a value that is not finite; without"
@@ -187,9 +194,15 @@ def _model_in_file(path: Path, strict: bool) -> Model:
     if transform is None:
         options = replace(options, near=_near_of(file.gaussians))
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-    part = _sentence(part_of(path))
-    transform = np.eye(4) if transform is None else transform
-    return Model(file.gaussians, transform, options, part=part, notes=file.notes)
+    part, notes = _sentence(part_of(path)), file.notes
+    if transform is None:
+        transform = np.eye(4)
+    elif scene is None and scene_of_output(path) is None:
+        notes = (
+            *notes,
+            f"the scene of {path.name} is not where its settings say: name it with --scene FOLDER",
+        )
+    return Model(file.gaussians, transform, options, part=part, notes=notes)
 
 
 def _near_of(gaussians: Gaussians) -> float:

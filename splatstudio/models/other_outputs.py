@@ -153,18 +153,21 @@ def _of_namespace(text: str) -> dict[str, Any]:
 def _of_yaml(text: str) -> dict[str, Any]:
     """Return the texts at the top level of a YAML file, which are all that is needed of it."""
     lines = re.findall(r"^(\w+):[ \t]+([^!&*\s][^\n]*?)[ \t]*$", text, re.MULTILINE)
-    # nerfstudio's are lists of the names of folders.
-    paths = re.findall(r"^(\w+):[^\n]*pathlib\.\w*Path\n((?:[ ]*- [^\n]+\n)+)", text, re.MULTILINE)
-    joined = {name: str(PurePath(*re.findall(r"- ['\"]?(.*?)['\"]?\n", parts))) for name, parts in paths}
-    return {name: value.strip("'\"") for name, value in lines} | joined
+    # nerfstudio's are lists of the names of folders; that of the scene may stand with its reader, further in.
+    paths = re.findall(r"^ *(\w+):[^\n]*pathlib\.[\w.]*Path\n((?:[ ]*- [^\n]+\n)+)", text, re.MULTILINE)
+    joined = {
+        name: str(PurePath(*re.findall(r"- ['\"]?(.*?)['\"]?\n", parts))) for name, parts in reversed(paths)
+    }
+    return {name: value.strip("'\"") for name, value in lines if value != "null"} | joined
 
 
-def frame_of_output(file: Path) -> np.ndarray | None:
+def frame_of_output(file: Path, scene: Path | None = None) -> np.ndarray | None:
     """Return the similarity [4, 4] from a scene's coordinates to those of the model in `file`.
 
-    None: they are the same. nerfstudio trains in a frame of its own, which it tells beside its checkpoints.
-    It counts from the frame of COLMAP where its transforms.json says what it has `applied` to that. Raises
-    ValueError where it makes no sense.
+    The scene is `scene`, or else the one that the settings beside the file name. None: they are the same.
+    nerfstudio trains in a frame of its own, which it tells beside its checkpoints. It counts from the frame
+    of COLMAP where its transforms.json says what it has `applied` to that. Raises ValueError where it makes
+    no sense.
     """
     told = file.parent.parent / NERFSTUDIO_FRAME
     if NERFSTUDIO_CHECKPOINT.fullmatch(file.name) is None or not told.is_file():
@@ -172,9 +175,8 @@ def frame_of_output(file: Path) -> np.ndarray | None:
     try:
         values = json.loads(read_input(told))
         frame = _similarity(values["transform"], values["scale"])
-        scene = scene_of_output(file)
-        transforms = None if scene is None else scene.path / "transforms.json"
-        if transforms is not None and transforms.is_file():
+        transforms = _transforms_of(file, scene)
+        if transforms is not None:
             top = json.loads(read_input(transforms))
             if "applied_transform" in top:
                 applied = _similarity(top["applied_transform"], top.get("applied_scale", 1.0))
@@ -185,6 +187,17 @@ def frame_of_output(file: Path) -> np.ndarray | None:
             " remove it to open the model as it lies"
         ) from error
     return frame
+
+
+def _transforms_of(file: Path, scene: Path | None) -> Path | None:
+    """Return the transforms.json of a scene, or of that of an output, None where it has none."""
+    if scene is None:
+        named = scene_of_output(file)
+        scene = None if named is None else named.path
+    if scene is None:
+        return None
+    transforms = scene / "transforms.json" if scene.is_dir() else scene
+    return transforms if transforms.suffix == ".json" and transforms.is_file() else None
 
 
 def _similarity(rows: Any, scale: Any) -> np.ndarray:

@@ -93,7 +93,7 @@ def evaluate_task(
         part = part_of(task.path)
         model = merge(task.path if part is None else [part.path, *part.others])
     else:
-        model = load_model(task.path, strict=task.strict)
+        model = load_model(task.path, strict=task.strict, scene=task.scene)
     origin = origin_of(task.path)
     if task.scene is None and origin is not None:
         scene_of_origin(origin, task.path)  # it says what to do where that has moved

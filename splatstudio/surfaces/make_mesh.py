@@ -146,7 +146,7 @@ def _read(task: MeshTask) -> tuple[MeshOptions, Model, Scene | None]:
     options = task.options.with_preset()
     check_mesh_output(task.output, textured=options.texture is not None)
     refuse_options(options)
-    model = load_model(task.path)
+    model = load_model(task.path, scene=task.scene)
     scene = None
     if task.scene is not None or origin_of(task.path) is not None:
         scene = scene_shown_by(task.path, task.scene, task.images, full_size=False)

@@ -77,7 +77,7 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
     if holds_points_alone(file := Path(config.init)):
         model = Model(splats_of_points(file, config.init_scale, config.init_opacity))
     else:
-        model = load_model(config.init)
+        model = load_model(config.init, scene=scene.path)
     if model.part is not None:
         log.warning("the training starts from a part: %s", model.part)
     for note in model.notes:

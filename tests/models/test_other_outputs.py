@@ -119,6 +119,26 @@ def test_a_model_of_nerfstudio_lies_in_the_coordinates_of_its_scene(tmp_path: Pa
     shutil.rmtree(scene / "sparse")
     turned = load_model(tmp_path / "output").in_frame(np.eye(4)).gaussians
     close(turned.means, expected @ torch.tensor(applied)[:, :3].T.float(), 1e-5)
+    # As it comes from another machine: who opens it says where the scene is.
+    moved = scene.rename(tmp_path / "moved")
+    unknown = load_model(tmp_path / "output")
+    assert unknown.notes[-1].endswith("is not where its settings say: name it with --scene FOLDER")
+    named = load_model(tmp_path / "output", scene=moved)
+    close(named.in_frame(np.eye(4)).gaussians.means, turned.means, 1e-5)
+    assert not any("--scene" in note for note in named.notes)
+
+
+@pytest.mark.parametrize("kind", ["PosixPath", "_local.PosixPath"])
+@pytest.mark.parametrize("within", [False, True])
+def test_nerfstudio_names_its_scene_in_several_ways(
+    tmp_path: Path, scene: Path, kind: str, within: bool
+) -> None:
+    folder = write_nerfstudio(tmp_path / "output", scene)
+    parts = "".join(f"{'  ' * within}- {part}\n" for part in scene.parts)
+    path = f"data: !!python/object/apply:pathlib.{kind}\n{parts}"
+    (folder / "config.yml").write_text(f"data: null\ndataparser:\n  {path}" if within else path)
+    origin = origin_of(folder)
+    assert origin is not None and origin.scene_path == scene
 
 
 def test_a_model_of_nerfstudio_without_view_dependent_color_keeps_its_colors(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from rich.table import Table
 from splatstudio.checkpoints.manifest import is_checkpoint
 from splatstudio.cli.poses import out_of_archive
 from splatstudio.cli.terminal import console, print_part, print_rows, print_scene, print_table
-from splatstudio.files.run import Run, newest_step
+from splatstudio.files.run import Run, newest_scored, newest_step
 from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.scene.describe import scene_values
 from splatstudio.scene.layout import pose_files
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.presets import preset_in_words
 
 if TYPE_CHECKING:
     from splatstudio.models.model import Model
@@ -150,6 +151,7 @@ def run_values(run: Run) -> dict[str, Any]:
         "path": run.path.resolve(),
         "scene": run.scene_path,
         "downscale": run.config.downscale,
+        "preset": preset_in_words(run.config),
         "strategy": run.config.strategy,
         **_progress_of(run),
         "checkpoints": [step for step in steps if step is not None],
@@ -159,9 +161,13 @@ def run_values(run: Run) -> dict[str, Any]:
 def _progress_of(run: Run) -> dict[str, Any]:
     rows = run.metrics().rows
     scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), {})
+    later = newest_scored(run.path)  # measured since by `eval`, or by the page
+    if later and later["step"] >= scored.get("step", 0):
+        scored = {"step": later["step"], "test_psnr": later["psnr"], "test_ssim": later["ssim"]}
     planned = (row["value"] for row in reversed(rows) if row.get("setting") == "steps")
     return {
         "steps": max(rows[-1]["step"] if rows else 0, newest_step(run.path) or 0),
+        "saved_step": newest_step(run.path),
         "planned_steps": next(planned, run.config.steps),
         "psnr": scored.get("test_psnr"),
         "ssim": scored.get("test_ssim"),
@@ -190,6 +196,7 @@ def _print_run(run: Run) -> None:
         ("Run", str(values["path"])),
         ("Scene", str(values["scene"])),
         ("Photos", f"1/{downscale} of their size" if downscale > 1 else "full size"),
+        ("Preset", values["preset"]),
         ("Strategy", values["strategy"]),
         ("Steps", steps),
         ("Test PSNR", score or "none yet"),
@@ -199,9 +206,10 @@ def _print_run(run: Run) -> None:
 
 
 def _print_runs(runs: Sequence[Run]) -> None:
-    table = Table("run", "scene", "strategy", "steps", "test PSNR", box=None)
+    table = Table("run", "scene", "preset", "steps", "test PSNR", box=None)
     for run in runs:
-        table.add_row(str(run.path), run.scene_path.name, run.config.strategy, *_how_far(_progress_of(run)))
+        preset, progress = preset_in_words(run.config), _how_far(_progress_of(run))
+        table.add_row(str(run.path), run.scene_path.name, preset, *progress)
     print_table(table)
 
 
@@ -209,4 +217,7 @@ def _how_far(values: dict[str, Any]) -> tuple[str, str]:
     """Return how many of its steps a run has made, and its last score or nothing, in words."""
     psnr = values["psnr"]
     score = "" if psnr is None else f"{psnr:.2f} dB at step {values['scored_at']:,}"
-    return f"{values['steps']:,} of {values['planned_steps']:,}", score
+    steps, saved = f"{values['steps']:,} of {values['planned_steps']:,}", values["saved_step"]
+    if saved != values["steps"]:
+        steps += ", none saved" if saved is None else f", saved until {saved:,}"
+    return steps, score

@@ -199,6 +199,16 @@ def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:
     return float(psnr) if isinstance(psnr, (int, float)) and math.isfinite(psnr) else None
 
 
+def newest_scored(run_dir: Path) -> dict[str, Any]:
+    """Return step, mean PSNR (dB) and mean SSIM of the newest evaluation by name; empty: there is none."""
+    file = newest_scores(run_dir)
+    try:
+        values = {} if file is None else json.loads(read_input(file))
+        return {name: values[name] for name in ("step", "psnr", "ssim")} if values else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def figures_of_run(run_dir: Path) -> str:
     """Return the last saved step and the test PSNR of a run, as far as they are known."""
     step = newest_step(run_dir)

@@ -132,6 +132,15 @@ def nearest_preset(config: TrainConfig) -> Preset:
     return min(_PRESETS, key=distance)
 
 
+def preset_in_words(config: TrainConfig) -> str:
+    """Return which preset a training is of, with "changed" where some of its settings were: "fast, changed".
+
+    How many steps it has says nothing about that.
+    """
+    preset = nearest_preset(config)
+    return preset.name + (", changed" if set(preset.changes(config)) - {"steps"} else "")
+
+
 def applied_settings(config: TrainConfig, given: Collection[str]) -> frozenset[str]:
     """Return the names of the settings of the preset from which `config` differs in some of `given` alone."""
     for preset in (PRESETS["default"], *_PRESETS):

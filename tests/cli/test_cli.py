@@ -21,10 +21,12 @@ from started_programs import interrupt_training, start_program
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
 from splatstudio.cli import train
+from splatstudio.cli.info import run_values
 from splatstudio.cli.main import main
 from splatstudio.cli.overview import SUMMARIES, overview, say_starting
 from splatstudio.devices.monitor import Driver
 from splatstudio.distributed import rank_devices
+from splatstudio.evaluation.evaluate import Evaluation, ImageScore, write_evaluation
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
 from splatstudio.files import run as run_files
 from splatstudio.files.run import Run, RunLock
@@ -362,8 +364,21 @@ def test_info_of_a_run_says_how_far_it_has_come(
         main()
     told = capsys.readouterr().out
     assert ended.value.code == 0
-    for text in (str(tmp_path / "scene"), "1,210 of 3,000", "27.50 dB at step 1,200", "none yet", "1/4"):
+    for text in (
+        str(tmp_path / "scene"),
+        "Preset default",
+        "1,210 of 3,000, none saved",
+        "27.50 dB at step 1,200",
+        "none yet",
+        "1/4",
+    ):
         assert "".join(text.split()) in "".join(told.split()), "whole, however narrow the terminal is"
+    score = ImageScore("a.png", 31.25, 0.9)
+    write_evaluation(run.path, 1210, Evaluation(31.25, 0.9, 4321, (score,), 0.01))
+    (run.path / "ckpts" / "step_00001200").mkdir(parents=True)
+    values = run_values(run)
+    assert (values["scored_at"], values["psnr"]) == (1210, 31.25), "measured after the training's own"
+    assert (values["steps"], values["saved_step"]) == (1210, 1200)
 
 
 def test_who_reads_only_the_beginning_gets_no_error() -> None:

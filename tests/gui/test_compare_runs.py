@@ -21,7 +21,7 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.state.photos import PhotoPsnr
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import ViewSettings
-from splatstudio.gui.tabs.compare_runs import RunComparison, difference_in, row_of, runs_html
+from splatstudio.gui.tabs.compare_runs import MAX_RUNS, RunComparison, difference_in, row_of, runs_html
 from splatstudio.gui.tabs.halves import halves_of
 from splatstudio.gui.tabs.view import BrowserView
 from splatstudio.runtime.messages import Progress
@@ -52,14 +52,27 @@ def comparison_of(page: Any) -> RunComparison:
 def test_the_table_has_the_newest_scores_of_each_run(page: Any, run: Path, other: Path) -> None:
     table = comparison_of(page)._table.content
     assert (
-        "other &lt;b&gt;</span><span>20</span><span>4,321</span><span>31.25</span><span>0.900</span>" in table
+        "other &lt;b&gt; <i>default</i></span><span>20</span><span>4,321</span><span>31.25</span>"
+        "<span>0.900</span>" in table
     )
-    assert "<span>0.125</span>" in table and "class=mine>blobs</span><span>–" in table, (
-        "nothing is known of it"
-    )
+    assert "<span>0.125</span>" in table and "class=mine>blobs <i>" in table, "nothing is known of it"
     (other / "eval" / "step_00000020.json").write_text("{}")
     table = comparison_of(page)._table.content
-    assert "other &lt;b&gt;</span><span>20</span><span>–</span>" in table, "damaged scores are none"
+    assert "other &lt;b&gt; <i>default</i></span><span>20</span><span>–</span>" in table, (
+        "damaged scores are none"
+    )
+
+
+def test_runs_of_the_same_scene_come_before_newer_ones_of_others(
+    page: Any, run: Path, other: Path, tmp_path: Path
+) -> None:
+    for number in range(MAX_RUNS + 3):
+        Run.create(run.parent / f"later-{number}", tmp_path / "elsewhere", TrainConfig())
+    panel = comparison_of(page)
+    table = panel._table.content
+    assert "class=mine>blobs" in table and "other &lt;b&gt;" in table
+    assert table.count("<i>") == MAX_RUNS and "5 more runs are in this folder" in table
+    assert panel._other.options[:2] == ("–", "other <b>")
 
 
 def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(

@@ -12,15 +12,16 @@ import numpy as np
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.path_words import path_words
-from splatstudio.files.run import newest_scores, read_metrics, scene_of, score_files
+from splatstudio.files.run import Run, is_run, newest_scores, read_metrics, scene_of, score_files
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.history import History, history_of, scores_in
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.plots import Plot, PlotLine, axis_ranges, from_zero, joined
 from splatstudio.gui.theme import ACCENT, TEST_COLOR, css, note_html
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.presets import preset_in_words
 
-MAX_RUNS = 12  # in the table, the newest
+MAX_RUNS = 12  # in the table
 NOBODY = "–"
 ELSEWHERE = "Where the scenes' files have other coordinates, the two pictures do not show the same place."
 COLUMNS: tuple[tuple[str, Callable[[Evaluation], float | None], str], ...] = (
@@ -38,6 +39,7 @@ class RunRow:
     newest: CatalogEntry | None
     scores: Evaluation | None
     step: int | None  # of the scores, or of the model where there are none
+    preset: str = ""  # "" for results of another program
 
 
 def row_of(folder: Path) -> RunRow:
@@ -46,11 +48,22 @@ def row_of(folder: Path) -> RunRow:
     step = None if newest is None else newest.step
     file = newest_scores(folder)
     found = None if file is None else scores_in(file)
-    return RunRow(folder, newest, None, step) if found is None else RunRow(folder, newest, found[1], found[0])
+    scores, step = (None, step) if found is None else (found[1], found[0])
+    return RunRow(folder, newest, scores, step, _preset_of(folder))
 
 
-def runs_html(rows: list[RunRow], own: Path | None) -> str:
-    """Return the table of runs as HTML; names are escaped, and the page's own run is marked."""
+def _preset_of(folder: Path) -> str:
+    try:
+        return preset_in_words(Run.open(folder).config) if is_run(folder) else ""
+    except ValueError:  # damaged
+        return ""
+
+
+def runs_html(rows: list[RunRow], own: Path | None, num_more: int = 0) -> str:
+    """Return the table of runs as HTML; names are escaped, and the page's own run is marked.
+
+    `num_more` runs are in the folder, too.
+    """
     if not rows:
         return note_html("No runs are in this folder.")
     titles = ("Run", "Step", "Splats", *(title for title, _, _ in COLUMNS))
@@ -60,7 +73,8 @@ def runs_html(rows: list[RunRow], own: Path | None) -> str:
         name = html.escape(row.folder.resolve().name)
         step = "–" if row.step is None else f"{row.step:,}"
         splats = "–" if row.scores is None else f"{row.scores.num_gaussians:,}"
-        cells += f'<span title="{name}"{" class=mine" if mine else ""}>{name}</span>'
+        preset = f" <i>{row.preset}</i>" if row.preset else ""
+        cells += f'<span title="{name}"{" class=mine" if mine else ""}>{name}{preset}</span>'
         cells += f"<span>{step}</span><span>{splats}</span>"
         for _, value_of, form in COLUMNS:
             value = None if row.scores is None else value_of(row.scores)
@@ -70,6 +84,9 @@ def runs_html(rows: list[RunRow], own: Path | None) -> str:
         return table + note_html(
             "This is the only run here: what it is compared with has to be trained first."
         )
+    if num_more:
+        first = "the newest, those of this scene first"
+        table += note_html(f"{num_more:,} more runs are in this folder: these {len(rows)} are {first}.")
     difference = difference_in(rows)
     return table + (note_html(difference, "warning") if difference else "")
 
@@ -126,15 +143,22 @@ class RunComparison(Panel):
 
     def look(self) -> None:
         """Look at the disk for runs and their scores."""
-        folders = {folder.resolve(): folder for folder in (*self._named, *self._folders())}
-        rows = [row_of(folder) for folder in [*folders.values()][:MAX_RUNS]]
         own = self.controller.project.run_dir
-        self._table.content = runs_html(rows, own)
-        self._runs = {}
-        places = [row.folder.resolve() for row in rows if not is_same(row.folder, own)]
-        # Runs of the same scene first: they can be compared by their scores.
         scene = None if own is None else scene_of(own)
-        for place in sorted(places, key=lambda place: scene is not None and scene_of(place) != scene):
+        found = {folder.resolve(): folder for folder in (*self._named, *self._folders())}
+        named = {folder.resolve() for folder in self._named}
+
+        def rank(place: Path) -> tuple[bool, bool, bool]:
+            # Runs of the same scene can be compared by their scores.
+            return not is_same(place, own), place not in named, scene is None or scene_of(place) != scene
+
+        places = sorted(found, key=rank)
+        rows = [row_of(found[place]) for place in places[:MAX_RUNS]]
+        self._table.content = runs_html(rows, own, len(places) - len(rows))
+        self._runs = {}
+        for place in places[:MAX_RUNS]:
+            if is_same(place, own):
+                continue
             self._runs[str(place) if place.name in self._runs else place.name] = place
         options = (NOBODY, *self._runs)
         if options != self._other.options:

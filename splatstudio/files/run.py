@@ -26,6 +26,7 @@ FORMAT_VERSION = 1
 # What a user may have made before the first step.
 PATHS_FOLDER = "camera_paths"
 CROP_FILE = "crop.json"
+ORDERS_FILE = "orders.json"  # for a launcher that starts the ranks again
 STEP_FOLDER = re.compile(r"step_(\d{8,})")  # of a complete checkpoint, in ckpts/
 
 MOST_BYTES = 4096  # of a lock file

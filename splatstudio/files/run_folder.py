@@ -10,12 +10,12 @@ from pathlib import Path
 
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
-from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run, RunLock, newest_step
+from splatstudio.files.run import CROP_FILE, ORDERS_FILE, PATHS_FOLDER, Run, RunLock, newest_step
 from splatstudio.operating_system import is_held, put_in_place
 
 # What a run writes. A folder that holds anything else may be more than a run, and is not deleted.
 OWN = {"run.json", "metrics.jsonl", "lock", "ckpts", "eval", "exports", "logs", "renders"}
-OWN |= {PATHS_FOLDER, CROP_FILE}
+OWN |= {PATHS_FOLDER, CROP_FILE, ORDERS_FILE}
 LONGEST_NAME = 100  # letters
 FORBIDDEN = '/\\:*?"<>|'  # that a name may not hold on one system or another
 MOST_FILES = 100_000  # that are counted

@@ -31,6 +31,14 @@ from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
+from splatstudio.runtime.kept_orders import (
+    KeptOrders,
+    forget_orders,
+    in_words,
+    keep_orders,
+    kept_orders,
+    launch_of,
+)
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.runtime.supervisor import SaveRetries
 from splatstudio.settings.config import to_json
@@ -62,6 +70,8 @@ class HeadlessController:
         self._closed = threading.Event()
         self._num_ranks = 1
         self.unsaved = False  # the training stands still because there is no room for the model
+        self._steered = False  # or nobody could let it go on
+        self._orders = KeptOrders(launch_of(os.environ))
         self._server: RemoteServer | None = None
         self._hub = Hub(self._send)
 
@@ -71,7 +81,7 @@ class HeadlessController:
         `at` None: at any port, which is said in the store at `store_at`. After a restart it is tried again
         meanwhile: the rank before may not have let go of the port yet.
         """
-        self._num_ranks = num_ranks
+        self._num_ranks, self._steered = num_ranks, True
         try:
             self._open(at, store_at)
         except OSError as error:
@@ -108,7 +118,7 @@ class HeadlessController:
 
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
-        self._send(messages.Start())
+        self._start()
         retries, retry_at = SaveRetries(), math.inf
         while True:
             try:
@@ -127,11 +137,33 @@ class HeadlessController:
             if server is not None and isinstance(event, messages.Started):
                 self._keep(server.token)
             self.tell(event)
+            self._keep_orders(event)
             if isinstance(event, messages.Finished):
                 self._send(messages.Close())
             elif isinstance(event, messages.StateChanged):
                 self.unsaved = event.unsaved
                 retry_at = time.monotonic() + supervisor.RETRY_SECONDS if event.unsaved else math.inf
+
+    def _start(self) -> None:
+        """Start the training; one that the launcher starts again goes on with the orders that held."""
+        if self._job.attempt > 0 and self._steered:
+            self._orders = kept_orders(self._job.run_dir, self._orders.launch)
+        orders = self._orders.orders(self._job)
+        if (sentence := in_words(orders)) is not None:
+            self.tell(messages.Warned(sentence))
+        for order in orders:
+            self._send(order)
+
+    def _keep_orders(self, event: messages.Event) -> None:
+        before, self._orders = self._orders, self._orders.after(event)
+        try:
+            if isinstance(event, messages.Finished):
+                forget_orders(self._job.run_dir)
+            elif self._orders != before and self._steered:
+                keep_orders(self._job.run_dir, self._orders)
+        except OSError as error:
+            why = error.strerror or error
+            self.tell(messages.Warned(f"A restart would forget what was changed since the last save: {why}."))
 
     def _hand_on(self, frame: messages.Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()

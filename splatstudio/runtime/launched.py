@@ -47,6 +47,7 @@ SPREAD_SECONDS = 3 * LOOK_SECONDS  # for the others to hear whom to end
 DEAF_SECONDS = 60.0  # without the store and without a step: what a network mends by itself takes less
 # The disks are of a network that others use, too.
 LIMITS = Limits(stuck={**Limits().stuck, Phase.LOADING: 3600.0, Phase.TRAINING: 600.0, Phase.OBEYING: 3600.0})
+MEETING_SECONDS = 600.0  # for all ranks to come together; each machine has torch loaded by then
 HUNG = 3  # the exit code of a rank that ends because of one that hangs
 
 log = logging.getLogger("splatstudio.runtime")
@@ -128,9 +129,12 @@ class LaunchedWatch:
             self._talker.join(SPREAD_SECONDS)
 
     def _run(self) -> None:
+        began = time.monotonic()
         while self._own.read(self._rank).phase == Phase.STARTING:
             if self._over.wait(LOOK_SECONDS):
-                return  # the launcher's own limits hold until all have met
+                return
+            if time.monotonic() - began > MEETING_SECONDS:
+                self._never_met()
         self._answered = time.monotonic()
         self._talker.start()
         watch = SilenceWatch(self._words, len(self._watched), LIMITS)
@@ -148,6 +152,19 @@ class LaunchedWatch:
                 self._end(silence)
             elif watch.all_alive:
                 self._patience.forget()
+
+    def _never_met(self) -> None:
+        """Tell that the ranks do not come together, and end; a launcher may start them again."""
+        sentence = (
+            f"The ranks have not met for {MEETING_SECONDS / 60:.0f} minutes. All end, to be started again."
+        )
+        if (problem := restart_problem(os.environ)) is not None:
+            sentence = f"{sentence} {problem}."
+        log.error("%s", sentence)
+        self._tell(sentence)
+        time.sleep(LAST_WORDS_SECONDS)
+        sys.stderr.flush()
+        os._exit(HUNG)  # the main thread waits in native code
 
     def _warn(self, number: int, what: str) -> None:
         self._tell(f"Rank {self._watched[number]} {what}. Nothing is lost.")

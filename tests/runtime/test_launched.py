@@ -34,7 +34,20 @@ from splatstudio.runtime.launched import (
     restart_problem,
     tasks_per_node,
 )
-from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
+from splatstudio.runtime.messages import (
+    Close,
+    Event,
+    Finished,
+    Pause,
+    PausesAt,
+    SettingChanged,
+    Start,
+    StateChanged,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    Warned,
+)
 from splatstudio.runtime.remote_run import dial
 from splatstudio.runtime.root_cause import ErrorReport
 from splatstudio.settings.config import TrainConfig
@@ -393,6 +406,54 @@ def test_a_training_that_goes_on_again_is_not_stopped_for_its_full_disk() -> Non
     )
     wire.follow()
     assert line.told == [Start()] and not wire.unsaved
+
+
+class _Told(_FullDisk):
+    """A training that tells a list of events and ends."""
+
+    def __init__(self, *events: Event) -> None:
+        super().__init__()
+        self.events = list(events)
+
+    def poll(self, timeout: float | None) -> bool:
+        return True
+
+    def recv_bytes(self) -> bytes:
+        if not self.events:
+            raise EOFError
+        return encode(self.events.pop(0))
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    job = TrainJob(tmp_path, tmp_path / "run")
+    Run.create(job.run_dir, tmp_path, TrainConfig())
+    told: list[Event] = []
+
+    def ordered(line: _Told, attempt: int, *, steered: bool = True) -> list[Any]:
+        wire = headless_controller.HeadlessController(line, None, replace(job, attempt=attempt), told.append)  # type: ignore[arg-type]
+        wire._steered = steered
+        wire.follow()
+        return line.told
+
+    changes = SettingChanged(9, "ssim_weight", 0.5), SettingChanged(9, "steps", TrainConfig().steps)
+    assert ordered(_Told(*changes, PausesAt(90), StateChanged("paused")), 0) == [Start()]
+    again = [Start(90), UpdateSettings((("ssim_weight", 0.5),)), Pause()]
+    assert ordered(_Told(StateChanged("training")), 1) == again
+    assert isinstance(told[-2], Warned) and told[-2].sentence == (
+        "As before it was started again: ssim_weight is 0.5; it pauses where it was told to; it stands still,"
+        " and Resume lets it go on."
+    )
+    assert ordered(_Told(), 1) == again[:2], "it was told to go on since"
+    assert ordered(_Told(), 1, steered=False) == [Start()], "nobody could change it"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
+    assert ordered(_Told(), 1) == [Start()], "another launch"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    assert ordered(_Told(Finished(9, True, None)), 1)[0] == Start(90)
+    assert ordered(_Told(), 1) == [Start()], "it was over"
 
 
 def test_who_looks_on_from_elsewhere_gets_each_mark_of_the_curves(tmp_path: Path) -> None:

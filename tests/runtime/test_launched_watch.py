@@ -57,6 +57,14 @@ def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
     del store
 
 
+def lonely_rank_main(ours: Connection) -> None:
+    """Be a rank that waits for another one, which does not come."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"], os.environ["TORCHELASTIC_MAX_RESTARTS"] = "True", "3"
+    launched.LOOK_SECONDS, launched.LAST_WORDS_SECONDS, launched.MEETING_SECONDS = 0.05, 0.1, 0.5
+    launched.LaunchedWatch(0, NUM_RANKS, Heartbeats(process_context(), NUM_RANKS), ours.send).start()
+    time.sleep(TIMEOUT)
+
+
 @dataclass
 class Rank:
     process: BaseProcess
@@ -92,6 +100,18 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
         rank.process.kill()
         rank.process.join()
     del store
+
+
+def test_ranks_that_never_meet_end() -> None:
+    context = process_context()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=lonely_rank_main, args=(theirs,))  # type: ignore[attr-defined]
+    process.start()
+    assert ours.poll(TIMEOUT)
+    told = ours.recv()
+    assert told.startswith("The ranks have not met for") and "set TORCH_DISABLE_SHARE_RDZV" in told
+    process.join(TIMEOUT)
+    assert process.exitcode == HUNG
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from splatstudio.gui.attached import (
     words_for_training,
 )
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
-from splatstudio.runtime.messages import Export, Save, Stop, ViewOptions
+from splatstudio.runtime.messages import Export, Pause, Resume, Save, Stop, ViewOptions
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig
@@ -185,15 +185,22 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: controller.last_saved is not None and controller.last_saved.step > 20)
         assert controller.last_saved is not None
         saved = controller.last_saved.step
+        controller.change_settings({"ssim_weight": 0.3})
+        nodes.wait_until(lambda: controller.project.config.ssim_weight == 0.3)
+        controller.send(Pause())
+        nodes.wait_until(lambda: controller.status.state == "paused")
         told = time.monotonic()
         nodes.kill(0)  # that of rank 0, to which the studio talks
         nodes.wait_until(lambda: controller.status.state == "restarting")
         nodes.start(0)
+        nodes.wait_until(lambda: controller.status.state == "paused")
+        assert controller.status.step == saved, "it stands still again, at what was saved"
+        assert "started again: ssim_weight is 0.3; it stands still" in nodes.log.read_text()
+        controller.send(Resume())
         nodes.wait_until(lambda: step() > saved)
         print(f"training again {time.monotonic() - told:.1f} s after the end of a machine")
         nodes.wait_until(lambda: picture_step() > saved)
-        controller.change_settings({"ssim_weight": 0.3})
-        nodes.wait_until(lambda: controller.project.config.ssim_weight == 0.3)
+        assert controller.project.config.ssim_weight == 0.3
         controller.send(Export(tmp_path / "run" / "exports" / "a.ply", job=1))
         nodes.wait_until((tmp_path / "run" / "exports" / "a.ply").exists)
         controller.send(Stop())

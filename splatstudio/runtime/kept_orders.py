@@ -1,0 +1,96 @@
+"""What a training that its launcher starts again goes on with: that it stood still, and its live settings.
+
+A studio remembers that itself, for the process that it puts in another one's place; a launcher knows nothing
+of it. So rank 0 keeps it in the run's folder, with whose training it is: another start of the launcher begins
+without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from splatstudio.files.durable import write_durably
+from splatstudio.files.inputs import read_input
+from splatstudio.files.run import ORDERS_FILE
+from splatstudio.runtime import messages
+from splatstudio.settings.config import TrainConfig, value_of
+
+
+class KeptOrders(msgspec.Struct, frozen=True):
+    """What holds of the orders that were given while it trained; `launch` is whose training it is."""
+
+    launch: str
+    paused: bool = False
+    pause_at: int | None = None
+    settings: dict[str, messages.SettingValue] = {}
+
+    def after(self, event: messages.Event) -> KeptOrders:
+        """Return what holds after an event of the training."""
+        if isinstance(event, messages.StateChanged) and event.state in ("paused", "training"):
+            return msgspec.structs.replace(self, paused=event.state == "paused" and not event.unsaved)
+        if isinstance(event, messages.PausesAt):
+            return msgspec.structs.replace(self, pause_at=event.step)
+        if isinstance(event, messages.SettingChanged):
+            return msgspec.structs.replace(self, settings={**self.settings, event.path: event.value})
+        return self
+
+    def orders(self, job: messages.TrainJob) -> tuple[messages.Command, ...]:
+        """Return what brings a training that begins with `job` to where this one was."""
+        now = dict(job.settings)
+        values = {
+            path: value for path, value in self.settings.items() if value != _now(job.config, now, path)
+        }
+        change = (messages.UpdateSettings(tuple(values.items())),) if values else ()
+        pause = (messages.Pause(),) if self.paused else ()
+        return (messages.Start(self.pause_at), *change, *pause)
+
+
+def launch_of(environment: Mapping[str, str]) -> str:
+    """Return which start of a launcher this process is of: what its restarts have in common."""
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return " ".join(f"{name}={environment[name]}" for name in names if name in environment)
+
+
+def keep_orders(run_dir: Path, orders: KeptOrders) -> None:
+    """Keep orders in a run's folder; OSError where that is not possible."""
+    write_durably(run_dir / ORDERS_FILE, msgspec.json.encode(orders))
+
+
+def kept_orders(run_dir: Path, launch: str) -> KeptOrders:
+    """Return what the ranks of the same launch kept; where there is none, as after another, no orders."""
+    nothing = KeptOrders(launch)
+    try:
+        kept = msgspec.json.decode(read_input(run_dir / ORDERS_FILE), type=KeptOrders)
+    except (OSError, ValueError):  # none were given, or the machine went down as they were kept
+        return nothing
+    return kept if kept.launch == launch else nothing
+
+
+def forget_orders(run_dir: Path) -> None:
+    """Remove what was kept: the training is over."""
+    (run_dir / ORDERS_FILE).unlink(missing_ok=True)
+
+
+def in_words(orders: tuple[messages.Command, ...]) -> str | None:
+    """Return a sentence on what holds again, None where nothing does."""
+    told = [
+        f"{path} is {value:,}" if isinstance(value, int) else f"{path} is {value}"
+        for order in orders
+        if isinstance(order, messages.UpdateSettings)
+        for path, value in order.values
+    ]
+    if any(isinstance(order, messages.Start) and order.pause_at is not None for order in orders):
+        told.append("it pauses where it was told to")
+    if any(isinstance(order, messages.Pause) for order in orders):
+        told.append("it stands still, and Resume lets it go on")
+    return f"As before it was started again: {'; '.join(told)}." if told else None
+
+
+def _now(config: TrainConfig, changed: Mapping[str, messages.SettingValue], path: str) -> object:
+    try:
+        return changed[path] if path in changed else value_of(config, path)
+    except AttributeError:  # of another release
+        return None

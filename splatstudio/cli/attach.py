@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from splatstudio.cli.terminal import console, event_line
 from splatstudio.error_text import printable
 from splatstudio.runtime import messages
-from splatstudio.runtime.channel.codec import decode, encode
+from splatstudio.runtime.channel.codec import encode
+from splatstudio.runtime.channel.remote_server import checked_remote_command
 from splatstudio.runtime.remote_run import RemoteLine, dial, dial_again
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
@@ -79,7 +80,7 @@ def command_of(text: str) -> messages.Command:
     """Return the command that a typed line gives; ValueError with one sentence where it is none."""
     command = _typed(text)
     try:
-        decode(encode(command), messages.Command)  # what the training could not read would cut the line
+        checked_remote_command(encode(command))  # what the training does not take would cut the line
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{text.strip()!r} has a value that cannot be sent") from error
     return command

@@ -47,6 +47,7 @@ class ProgressReport:
 
     def __init__(self, num_steps: int, step: int):
         self._line_due = time.monotonic() + LINE_SECONDS
+        self._printed = step
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -72,8 +73,9 @@ class ProgressReport:
         state = f"{rate:.1f} it/s  loss {progress.loss:.4f}{psnr}  {num:,} splats"
         left = "" if progress.eta_seconds is None else f"  {duration(progress.eta_seconds)} left"
         self._bar.update(self._task, completed=progress.step, state=state + left)
-        if not console.is_terminal and time.monotonic() >= self._line_due:
-            self._line_due = time.monotonic() + LINE_SECONDS
+        due = time.monotonic() >= self._line_due and progress.step != self._printed
+        if not console.is_terminal and due:
+            self._line_due, self._printed = time.monotonic() + LINE_SECONDS, progress.step
             console.print(f"{progress.step} / {progress.total_steps}  {state}{left}")
 
 

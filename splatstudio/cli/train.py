@@ -427,7 +427,7 @@ class _Attendance:
         told, retries = False, SaveRetries()
         while True:
             if (request and not told) or retries.take_due():
-                self._stop(request if not told else None)
+                self._stop(request if not told else None, waits=retries.num_failed > 0)
                 told = bool(request)
             alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
             if not alive and not events:
@@ -449,9 +449,11 @@ class _Attendance:
                             console.print(retry_sentence(told=told))
                 self._tell(event, report, quiet=told)
 
-    def _stop(self, request: StopRequest | None) -> None:
+    def _stop(self, request: StopRequest | None, *, waits: bool) -> None:
         if request:
-            console.print(request.words("Saving after this step"))
+            # It does not end without what it waits for: room may be made before it is killed.
+            doing = "Saving is tried at once, and again" if waits else "Saving after this step"
+            console.print(request.words(doing))
         self._client.send(messages.Stop())
 
     def _tell(self, event: messages.Event, report: ProgressReport, *, quiet: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -117,6 +118,12 @@ def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
     except (InvalidHandshake, InvalidMessage) as error:
         # A port that a training has left may belong to another program for a while.
         raise Unreachable(_no_training(address)) from error
+    except ssl.SSLError as error:
+        plain = address.removeprefix(SCHEME)
+        raise Unreachable(
+            f"what answers at {plain} does not encrypt as a training does: omit {SCHEME} where it was started"
+            " without --tls-cert"
+        ) from error
     # websockets asserts something of its own where a line is cut in the midst of shaking hands.
     except (OSError, WebSocketException, AssertionError) as error:
         raise Unreachable(f"no training answers at {address}: {error}") from error

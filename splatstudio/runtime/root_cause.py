@@ -159,7 +159,8 @@ def root_cause(ends: list[RankEnd], num_ranks: int) -> Cause:
         kind = MEMORY if report.memory else f"{report.kind}: {report.text}"
         return Cause(report.rank, report.step, kind, sentence, report.final)
     end = bad[0] if bad else ends[0]
-    sentence = f"{rank_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
+    how = f"ended unexpectedly (exit code {end.exitcode})" if end.exitcode else "was told to end (SIGTERM)"
+    sentence = f"{rank_name(end.rank, num_ranks)} {how}."
     return Cause(end.rank, end.step, f"exit code {end.exitcode}", sentence)
 
 

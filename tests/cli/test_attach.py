@@ -110,7 +110,12 @@ def test_a_terminal_can_be_left_while_nobody_answers(remote: Remote) -> None:
 def test_typed_lines_become_commands_or_a_sentence() -> None:
     assert command_of("set densify.absgrad TRUE") == UpdateSettings((("densify.absgrad", True),))
     assert command_of("step") == Step(1)
-    for unsendable in ("cap 99999999999999999999", 'set a {"b":1}'):
+    for unsendable in (
+        "cap 99999999999999999999",
+        'set a {"b":1}',
+        "step 9007199254740993",
+        "set near 1e400",
+    ):
         with pytest.raises(ValueError, match="cannot be sent"):
             command_of(unsendable)
     for wrong in ("fly", "step x", "cap", "set a", "pause now"):

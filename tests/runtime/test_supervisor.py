@@ -162,6 +162,7 @@ def test_the_earliest_error_of_a_ranks_own_is_to_blame() -> None:
     alone = root_cause([RankEnd(0, 7, 1, report(0, 1, "x"))], 1)
     assert alone.sentence == "It said: x.", "one rank alone has no number"
     assert "exit code 3" in root_cause([RankEnd(0, 0, 3)], 1).sentence
+    assert root_cause([RankEnd(0, 0, 0)], 1).sentence == "The background process was told to end (SIGTERM)."
 
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:

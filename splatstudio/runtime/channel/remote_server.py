@@ -352,7 +352,9 @@ class RemoteServer:
             client.begin()
             while True:
                 self._take(connection.recv(), client)
-        except (ConnectionClosed, OSError, ValueError, RuntimeError) as error:  # the last: no more threads
+        except ConnectionClosed:  # as wanted, or by the network: nobody says goodbye
+            log.info("who watched has gone")
+        except (OSError, ValueError, RuntimeError) as error:  # the last: there are no more threads
             log.info("who watched is let go: %s", error)
         finally:
             if client is not None:

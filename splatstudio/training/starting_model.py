@@ -97,7 +97,7 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     """Return a sentence where a training begins with what its user may not have meant, None elsewhere.
 
     That is more points than there are to be splats, a model `config.init` that seems to lie in other
-    coordinates than the scene, or photos that are nearly black.
+    coordinates than the scene, or photos that are nearly black or partly transparent.
 
     `gaussians` is what it has become in the scene's frame. Each of the scene's sparse points should have a
     splat near it; of a scene without points nothing is known.
@@ -109,7 +109,7 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
             f" {limit:,} splats that are allowed: none is added, and none of them is taken away for that."
         )
     if not config.init or len(scene.points) < 2 or len(gaussians) < 2 or _lies_at_points(gaussians, scene):
-        return _note_on_darkness(scene)
+        return _note_on_photos(scene)
     return (
         f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
         " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
@@ -117,19 +117,31 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     )
 
 
-def _note_on_darkness(scene: Scene) -> str | None:
-    """Return a sentence where the first photo that is trained on is nearly black."""
-    index = scene.train_indices[0]
+def _note_on_photos(scene: Scene) -> str | None:
+    """Return a sentence where photos that are trained on are nearly black, or transparent in places."""
+    indices = scene.train_indices
+    asked = sorted({indices[0], indices[len(indices) // 2], indices[-1]})
     try:
-        brightest = int(scene.photo(index).rgb.max(initial=0))
+        photos = [scene.photo(index) for index in asked]
     except ValueError:
         return None  # the training says so
-    if brightest > DARKEST:
-        return None
-    return (
-        f"{scene.views[index].name} is nearly black: its brightest value is {brightest} of 255. Photos of 16"
-        " bits are taken to use all of them: scale those of a camera that has 10 to 14."
-    )
+    brightest = [int(photo.rgb.max(initial=0)) for photo in photos]
+    dark = [index for index, value in zip(asked, brightest, strict=True) if value <= DARKEST]
+    if dark:
+        few = f"{len(dark)} of {len(asked)} photos that were looked at are"
+        all_of_them = len(dark) == len(asked)
+        return (
+            f"{'The photos are' if all_of_them else few} nearly black: the brightest value of"
+            f" {scene.views[dark[0]].name} is {brightest[asked.index(dark[0])]} of 255. Photos of 16 bits are"
+            " taken to use all of them: scale those of a camera that has 10 to 14."
+        )
+    clear = [index for index, photo in zip(asked, photos, strict=True) if photo.alpha is not None]
+    if clear and scene.format != "Blender":  # whose photos are meant so
+        return (
+            f"{scene.views[clear[0]].name} is transparent in places: what is clear there becomes empty space."
+            " What is only not to count is black in a mask."
+        )
+    return None
 
 
 def _lies_at_points(gaussians: Gaussians, scene: Scene) -> bool:

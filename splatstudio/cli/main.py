@@ -374,7 +374,7 @@ def info(
     """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
 
     Args:
-        path: What to look at; nothing is changed.
+        path: What to look at; nothing is changed, but an archive is unpacked beside itself.
         images: The folder of a scene's photos, where it is not the one that its files name.
         model: Number of the COLMAP model to look at, of several; -1: the one with most photos.
         strict: Refuse a file of splats of which one has a value that is not finite.

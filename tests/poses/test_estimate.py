@@ -15,16 +15,19 @@ from PIL import Image
 from pose_errors import pose_errors
 from textured_rooms import FOCAL, UP, ring, table_with_boxes, write_photos, write_video
 
+from splatstudio.gui.state.project import open_project
 from splatstudio.poses.estimate import (
     PoseProgress,
     StageDied,
     estimate_poses,
     lacks_poses,
     note_on_changes,
+    scene_of,
 )
 from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore
 from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
 
 NUM, SHARE = 9, 0.4  # photos, on that part of a ring
 
@@ -223,3 +226,5 @@ def test_a_video_is_trained_with_one_command(
     assert "Finding features" in printed and "8 of 8 photos have a pose" in printed
     assert (tmp_path / "runs" / "a clip.mp4" / "ckpts").is_dir() and "PSNR" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"a clip.mp4", ".splatstudio", "runs"}
+    on_the_page = open_project(scene_of(video), TrainConfig(), None)
+    assert on_the_page.can_train and on_the_page.newest_step == 5 and on_the_page.name == "a clip.mp4"

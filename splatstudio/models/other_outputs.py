@@ -151,9 +151,11 @@ def _of_namespace(text: str) -> dict[str, Any]:
 
 
 def _of_yaml(text: str) -> dict[str, Any]:
-    """Return the texts at the top level of a YAML file, which are all that is needed of it."""
-    lines = re.findall(r"^(\w+):[ \t]+([^!&*\s][^\n]*?)[ \t]*$", text, re.MULTILINE)
-    # nerfstudio's are lists of the names of folders; that of the scene may stand with its reader, further in.
+    """Return the texts at the top level of a YAML file, and what nerfstudio has further in for its scene."""
+    lines = re.findall(
+        r"^(?: +(?=downscale_factor:))?(\w+):[ \t]+([^!&*\s][^\n]*?)[ \t]*$", text, re.MULTILINE
+    )
+    # nerfstudio's paths are lists of the names of folders.
     paths = re.findall(r"^ *(\w+):[^\n]*pathlib\.[\w.]*Path\n((?:[ ]*- [^\n]+\n)+)", text, re.MULTILINE)
     joined = {
         name: str(PurePath(*re.findall(r"- ['\"]?(.*?)['\"]?\n", parts))) for name, parts in reversed(paths)

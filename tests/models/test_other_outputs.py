@@ -136,9 +136,11 @@ def test_nerfstudio_names_its_scene_in_several_ways(
     folder = write_nerfstudio(tmp_path / "output", scene)
     parts = "".join(f"{'  ' * within}- {part}\n" for part in scene.parts)
     path = f"data: !!python/object/apply:pathlib.{kind}\n{parts}"
-    (folder / "config.yml").write_text(f"data: null\ndataparser:\n  {path}" if within else path)
+    reader = f"data: null\ndataparser:\n  {path}  downscale_factor: 4\n"
+    (folder / "config.yml").write_text(reader if within else path)
     origin = origin_of(folder)
     assert origin is not None and origin.scene_path == scene
+    assert origin.config.downscale == (4 if within else 1)
 
 
 def test_a_model_of_nerfstudio_without_view_dependent_color_keeps_its_colors(tmp_path: Path) -> None:

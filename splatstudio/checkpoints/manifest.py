@@ -205,14 +205,6 @@ def step_of(folder: Path) -> int | None:
     return int(match[2]) if match is not None else None
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is that of a checkpoint, also of a damaged one.
-
-    Where poses are estimated there is a manifest, too: that of the photos beside it.
-    """
-    return (folder / "manifest.json").exists() and not (folder / "images").exists()
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, its fields checked; ValueError with the reason otherwise."""
     file = folder / "manifest.json"

@@ -12,8 +12,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint
+from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.error_text import shown
+from splatstudio.files.run import is_checkpoint
 from splatstudio.formats.torch_file import FLOATS
 
 GSPLAT_NAME = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from splatstudio.checkpoints.manifest import is_checkpoint
 from splatstudio.cli.poses import out_of_archive
 from splatstudio.cli.terminal import console, print_part, print_rows, print_scene, print_table
-from splatstudio.files.run import Run, newest_scored, newest_step
+from splatstudio.files.run import Run, is_checkpoint, newest_scored, newest_step
 from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.scene.describe import scene_values
 from splatstudio.scene.layout import pose_files
@@ -218,6 +217,6 @@ def _how_far(values: dict[str, Any]) -> tuple[str, str]:
     psnr = values["psnr"]
     score = "" if psnr is None else f"{psnr:.2f} dB at step {values['scored_at']:,}"
     steps, saved = f"{values['steps']:,} of {values['planned_steps']:,}", values["saved_step"]
-    if saved != values["steps"]:
+    if (saved or 0) != values["steps"]:
         steps += ", none saved" if saved is None else f", saved until {saved:,}"
     return steps, score

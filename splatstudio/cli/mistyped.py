@@ -28,6 +28,7 @@ OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number 
 NUMBERS = ("-inf", "-infinity", "-nan")  # but for these
 
 OPTION_ALONE = re.compile(r"--[\w.-]+( \d)*")
+WRITTEN = {".ply", ".spz", ".sog", ".splat", ".glb", ".pt", ".html", ".obj", ".stl", ".mp4", ".webm", ".png"}
 ALIKE = 0.72  # of SequenceMatcher: --downscal, --test-evry
 AS_GOOD = 0.08  # below the best one: named as well
 
@@ -195,13 +196,14 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
         return None
     options, most = options_of(commands[word]), most_alone(commands[word])
     alone: list[str] = []
+    named = {"-o", "--output"} & {argument.partition("=")[0] for argument in rest}
     for argument in taken(rest, options, most):
         if argument.option is None:
             alone.append(argument.values[0])
             if argument.values == ("",):  # else it would be the folder that the shell is in
                 return f"the path behind splatstudio {word} is empty, as that of a variable that is not set"
             if most is not None and len(alone) > most:
-                return _too_many(word, alone, most, writes="output" in options)
+                return _too_many(word, alone, most, writes="output" in options and not named)
         elif argument.name not in options:
             meant = _meant(word, plain(f"--{argument.option.lstrip('-')}"), commands)
             return f"splatstudio {word} has no option {argument.option}: {meant}"
@@ -220,7 +222,8 @@ def _too_many(word: str, values: Sequence[str], most: int, *, writes: bool) -> s
         return f"splatstudio {word} takes no path: omit {value}"
     if word == "eval" and value.endswith(".json"):
         return f"--json prints the scores: --json-file {quote(value)} writes them"
-    if writes and Path(values[0]).exists() and Path(value).suffix:  # else it is a name with a space
+    spaced = Path(" ".join(values))
+    if writes and Path(values[0]).exists() and Path(value).suffix in WRITTEN and not spaced.exists():
         return f"splatstudio {word} takes one path: name the file to write with --output {quote(value)}"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 

@@ -205,9 +205,11 @@ def newest_scored(run_dir: Path) -> dict[str, Any]:
     file = newest_scores(run_dir)
     try:
         values = {} if file is None else json.loads(read_input(file))
-        return {name: values[name] for name in ("step", "psnr", "ssim")} if values else {}
+        scored = {name: values[name] for name in ("step", "psnr", "ssim")} if values else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    sound = all(isinstance(value, (int, float)) and math.isfinite(value) for value in scored.values())
+    return scored if sound else {}
 
 
 def figures_of_run(run_dir: Path) -> str:
@@ -222,6 +224,14 @@ def figures_of_run(run_dir: Path) -> str:
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run; a link whose target is gone is none."""
     return (folder / "run.json").exists()
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is that of a checkpoint, also of a damaged one.
+
+    Where poses are estimated there is a manifest, too: that of the photos beside it.
+    """
+    return (folder / "manifest.json").exists() and not (folder / "images").exists()
 
 
 def scene_of(run_dir: Path) -> Path | None:

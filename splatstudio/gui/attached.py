@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,14 @@ class Gathering:
     host: str
     per_node: str = "gpu"  # ranks on each: a number, or "gpu" for one on each GPU
     words: tuple[str, ...] = ()  # further ones for `splatstudio train`
+    start: str = field(default_factory=lambda: secrets.token_hex(4))  # tells this one from others of the run
 
     def command(self, port: int) -> str:
         """Return what to start on each machine, where the store is at `port` of this one."""
         launch = ["torchrun", "--nnodes", str(self.num_nodes), "--nproc-per-node", self.per_node]
         launch += ["--max-restarts", str(MAX_RESTARTS), "--rdzv-backend", "c10d"]
-        launch += ["--rdzv-endpoint", f"{self.host}:{port}", "--rdzv-id", self.run_dir.name]
+        launch += ["--rdzv-endpoint", f"{self.host}:{port}"]
+        launch += ["--rdzv-id", f"{self.run_dir.name}-{self.start}"]
         launch += ["--rdzv-conf", "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"]
         train = ["splatstudio", "train", str(self.scene_path), "--run", str(self.run_dir), *self.words]
         train += ["--attach-via", f"{self.host}:{port}"]

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import (
     write_manifest,
     write_shard,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint, step_of
+from splatstudio.checkpoints.manifest import SHARD_NAME, step_of
 from splatstudio.checkpoints.rank_parts import (
     GSPLAT_NAME,
     MOMENTS,
@@ -36,6 +36,7 @@ from splatstudio.checkpoints.rank_parts import (
     part_of,
 )
 from splatstudio.files.outputs import make_folder
+from splatstudio.files.run import is_checkpoint
 from splatstudio.formats import format_to_write, free_path
 from splatstudio.formats.model_arrays import (
     left_out_note,

@@ -16,11 +16,11 @@ from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
 from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
-from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint
+from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, is_checkpoint
 from splatstudio.formats import Format, format_of, read_splats
 from splatstudio.formats.ply import holds_points_alone
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
@@ -41,6 +41,10 @@ AS_IN_SCENES = RenderOptions()
 POINT_SIZE, POINT_OPACITY = 0.4, 0.9  # of a point that is shown: its deviation over the distance to others
 ORBIT_DISTANCE = 2.8  # of the radius in which half of the splats lie: they fill most of the picture
 ORBIT_HEIGHT = 0.35  # of the distance, which looks down by 19 degrees
+SCENE_UNKNOWN = (
+    "{} tells how it lies in its scene, which is not found: without it the model may be turned; eval, export,"
+    " render and mesh take --scene FOLDER"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,10 +202,7 @@ def _model_in_file(path: Path, strict: bool, scene: Path | None) -> Model:
     if transform is None:
         transform = np.eye(4)
     elif scene is None and scene_of_output(path) is None:
-        notes = (
-            *notes,
-            f"the scene of {path.name} is not where its settings say: name it with --scene FOLDER",
-        )
+        notes = (*notes, SCENE_UNKNOWN.format(path.name))
     return Model(file.gaussians, transform, options, part=part, notes=notes)
 
 

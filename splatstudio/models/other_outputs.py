@@ -152,6 +152,7 @@ def _of_namespace(text: str) -> dict[str, Any]:
 
 def _of_yaml(text: str) -> dict[str, Any]:
     """Return the texts at the top level of a YAML file, and what nerfstudio has further in for its scene."""
+    text = "\n".join([*text.splitlines(), ""])
     lines = re.findall(
         r"^(?: +(?=downscale_factor:))?(\w+):[ \t]+([^!&*\s][^\n]*?)[ \t]*$", text, re.MULTILINE
     )
@@ -196,10 +197,11 @@ def _transforms_of(file: Path, scene: Path | None) -> Path | None:
     if scene is None:
         named = scene_of_output(file)
         scene = None if named is None else named.path
-    if scene is None:
-        return None
-    transforms = scene / "transforms.json" if scene.is_dir() else scene
-    return transforms if transforms.suffix == ".json" and transforms.is_file() else None
+    if scene is None or scene.is_file():
+        return scene if scene is not None and scene.suffix == ".json" else None
+    files = pose_files(scene)
+    # One may lie beside the files of COLMAP that are read.
+    return scene / "transforms.json" if files is not None and files.format == "transforms.json" else None
 
 
 def _similarity(rows: Any, scale: Any) -> np.ndarray:

@@ -101,8 +101,7 @@ def evaluate_task(
     files = _files_read(task, origin)
     split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
     ours = origin is not None and origin.is_ours
-    checkpoint = _checkpoint_of(task.path) if ours else None
-    known = known_photos(checkpoint)  # also of a copy, or another path
+    known = known_photos(_checkpoint_of(task.path)) if ours else None  # also of a copy, or another path
     scene = load_scene(against.scene, downscale=against.downscale, known=known, **split)
     total = len({scene.views[index].whole for index in scene.test_indices})
     if total == 0:
@@ -131,9 +130,6 @@ def evaluate_task(
     run = run_folder_of(task.path)
     if run is None or own is None or model.step is None or model.part is not None:
         return Scored(evaluation, model.step, None)
-    if own.scene == against.scene and _is_another(scene, checkpoint):
-        notes = (ANOTHER_SCENE.format(scene.path), f"not written into {run}")
-        return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, None)
     file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
     return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
 
@@ -145,16 +141,18 @@ def _is_of_gsplat(path: Path) -> bool:
     return file.suffix == ".pt" or GSPLAT_PLY.fullmatch(file.name) is not None
 
 
-def _is_another(scene: Scene, checkpoint: Path | None) -> bool:
+def _is_another(scene: Scene, checkpoint: Path | None, psnr: float) -> bool:
     """Return whether what lies where a checkpoint's scene was is another one by now.
 
-    Where photos have gone the frame may have moved by that alone: the cameras of most are those of before.
+    Where photos have gone the frame moves by that alone: scores of `psnr` dB tell.
     """
     known = known_photos(checkpoint)
     if checkpoint is None or known is None:
         return False
     gone = set((scene.known or known).names) - scene.photos.keys()
-    return 2 * len(gone) >= len(known.names) or (not gone and not is_of_scene(checkpoint, scene))
+    if gone and scene.known is not None:
+        return psnr < BESIDE_THE_SCENE
+    return not is_of_scene(checkpoint, scene)
 
 
 def _keep(
@@ -173,6 +171,8 @@ def _keep(
     if lost:
         gone = f"of the photos that its training held out {first_of(lost, 3)} is gone"
         return None, [f"not written into {run}: {gone}"]
+    if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr):
+        return None, [ANOTHER_SCENE.format(scene.path), f"not written into {run}"]
     try:
         file = write_evaluation(run, step, evaluation)
     except OSError as error:  # what was measured is told all the same

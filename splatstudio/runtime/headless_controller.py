@@ -71,7 +71,8 @@ class HeadlessController:
         self._num_ranks = 1
         self.unsaved = False  # the training stands still because there is no room for the model
         self._steered = False  # or nobody could let it go on
-        self._orders = KeptOrders(launch_of(os.environ))
+        self._orders = KeptOrders("")
+        self._told_to_stop = False
         self._server: RemoteServer | None = None
         self._hub = Hub(self._send)
 
@@ -82,6 +83,7 @@ class HeadlessController:
         meanwhile: the rank before may not have let go of the port yet.
         """
         self._num_ranks, self._steered = num_ranks, True
+        self._orders = KeptOrders(launch_of(os.environ, named_once=store_at is not None))
         try:
             self._open(at, store_at)
         except OSError as error:
@@ -157,7 +159,8 @@ class HeadlessController:
     def _keep_orders(self, event: messages.Event) -> None:
         before, self._orders = self._orders, self._orders.after(event)
         try:
-            if isinstance(event, messages.Finished):
+            if isinstance(event, messages.Finished) and (event.completed or self._told_to_stop):
+                # Also a launcher ends ranks, by signals, before it starts them again.
                 forget_orders(self._job.run_dir)
             elif self._orders != before and self._steered:
                 keep_orders(self._job.run_dir, self._orders)
@@ -195,6 +198,7 @@ class HeadlessController:
             )
 
     def _send(self, command: messages.Command) -> None:
+        self._told_to_stop = self._told_to_stop or isinstance(command, messages.Stop)
         with self._sending:
             self._connection.send_bytes(encode_order(command))
 

@@ -1,16 +1,19 @@
 """What a training that its launcher starts again goes on with: that it stood still, and its live settings.
 
 A studio remembers that itself, for the process that it puts in another one's place; a launcher knows nothing
-of it. So rank 0 keeps it in the run's folder, with whose training it is: another start of the launcher begins
+of it. So rank 0 keeps it in the run's folder, with which start of the launcher it is of: another one begins
 without.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
@@ -48,10 +51,19 @@ class KeptOrders(msgspec.Struct, frozen=True):
         return (messages.Start(self.pause_at), *change, *pause)
 
 
-def launch_of(environment: Mapping[str, str]) -> str:
-    """Return which start of a launcher this process is of: what its restarts have in common."""
-    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return " ".join(f"{name}={environment[name]}" for name in names if name in environment)
+def launch_of(environment: Mapping[str, str], *, named_once: bool) -> str:
+    """Return which start of a launcher this process is of: what its restarts have in common, and no other.
+
+    `named_once`: torchrun's id of the run is that of one start alone, as a studio's. One that a user names is
+    that of all, and its restarts are known by the process that makes them. A job of Slurm keeps its number.
+    """
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        return f"slurm {environment.get('SLURM_JOB_ID', '')}"
+    if named_once:
+        return f"torchrun {run}"
+    agent = psutil.Process(os.getppid())
+    return f"torchrun {run} on {socket.gethostname()}, process {agent.pid} of {agent.create_time()}"
 
 
 def keep_orders(run_dir: Path, orders: KeptOrders) -> None:
@@ -77,7 +89,7 @@ def forget_orders(run_dir: Path) -> None:
 def in_words(orders: tuple[messages.Command, ...]) -> str | None:
     """Return a sentence on what holds again, None where nothing does."""
     told = [
-        f"{path} is {value:,}" if isinstance(value, int) else f"{path} is {value}"
+        f"{path} is {value:,}" if type(value) is int else f"{path} is {value}"
         for order in orders
         if isinstance(order, messages.UpdateSettings)
         for path, value in order.values

@@ -155,9 +155,7 @@ class LaunchedWatch:
 
     def _never_met(self) -> None:
         """Tell that the ranks do not come together, and end; a launcher may start them again."""
-        sentence = (
-            f"The ranks have not met for {MEETING_SECONDS / 60:.0f} minutes. All end, to be started again."
-        )
+        sentence = f"The ranks have not met for {MEETING_SECONDS / 60:.0f} minutes. All end."
         if (problem := restart_problem(os.environ)) is not None:
             sentence = f"{sentence} {problem}."
         log.error("%s", sentence)
@@ -264,7 +262,7 @@ class LaunchedWatch:
         rank = self._watched[silence.rank]
         heard = self._heard.get(rank)
         host = "" if heard is None else f" on {heard.process.host}"
-        sentence = f"Rank {rank}{host} {silence_in_words(silence)}. All ranks end, to be started again."
+        sentence = f"Rank {rank}{host} {silence_in_words(silence)}. All ranks end."
         log.error("%s", sentence)
         self._tell(sentence)
         if heard is not None and rank != self._rank:

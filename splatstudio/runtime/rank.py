@@ -113,7 +113,8 @@ class Rank:
         self._spec = spec
         self._pulse = Pulse(spec.heartbeats, spec.rank)
         self._phase = Phase.STARTING
-        self._signal = 0  # by which whoever started this rank wants it to end
+        self._signal = 0  # by which whoever started this rank wants it to end, and its exit code
+        self._told_by = 0  # the signal that has come to this rank
         self._broadcast: Broadcast | None = None
         self._mailbox: Mailbox[tuple[int, messages.Command] | Work] = Mailbox(name="commands")
         self._priority = TrainingPriority()
@@ -160,7 +161,7 @@ class Rank:
 
         Rank 0 decides that. Of a launched rank beside it, which may have got the signal alone, it hears.
         """
-        self._signal = signal
+        self._signal = self._told_by = signal
         self._pulse.note_signal(signal)
         self.post(messages.Close())
 
@@ -248,7 +249,12 @@ class Rank:
             self.tell(messages.Leave())
 
     def leave(self) -> None:
-        """End the tasks, send what is left to send and stop the threads."""
+        """End the tasks, send what is left to send and stop the threads.
+
+        Those that a signal cuts off nobody has cancelled, either.
+        """
+        if self._client is not None and self._told_by:
+            self._client.tasks.abandon()
         if self._client is not None:
             self._client.close()
 

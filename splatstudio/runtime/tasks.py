@@ -123,12 +123,11 @@ class Tasks:
             task.cancelled.set()
 
     def abandon(self) -> None:
-        """End all jobs as `close` does, because this process fails; say nothing of those that are cut off.
+        """Say nothing of the jobs that `close` will cut off, because this process fails.
 
         Nobody has cancelled them: who started this process tells of their failure, and of the reason.
         """
         self._abandoned = True
-        self.close()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Cancel all jobs and wait for their ends, `timeout` seconds at most; nothing half-written stays."""

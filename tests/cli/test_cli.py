@@ -384,6 +384,9 @@ def test_info_of_a_run_says_how_far_it_has_come(
     values = run_values(run)
     assert (values["scored_at"], values["psnr"]) == (1210, 31.25), "measured after the training's own"
     assert (values["steps"], values["saved_step"]) == (1210, 1200)
+    for damage in ('"step": null', '"step": 1300, "psnr": "x"', '"step": 1300, "psnr": Infinity'):
+        (run.path / "eval" / "step_00001300.json").write_text(f'{{"psnr": 1.0, "ssim": 1.0, {damage}}}')
+        assert run_values(run)["scored_at"] == 1200, damage
 
 
 def test_who_reads_only_the_beginning_gets_no_error() -> None:

@@ -52,6 +52,8 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
         ("train My Scene --steps 3", "Scene is another: put a path with spaces in quotes"),
         ("info a --images b c", "c is another"),
         ("export / a.spz", "takes one path: name the file to write with --output a.spz"),
+        ("export / a.spz -o b.spz", "a.spz is another: put a path with spaces in quotes"),
+        ("render / path.json", "path.json is another: put a path with spaces in quotes"),
         ("train SCENE -steps 3", "train has no option -steps: did you mean --steps?"),
         ("train SCENE --resume True", "a switch has no value: omit True"),
         ("train '' --steps 3", "the path behind splatstudio train is empty"),

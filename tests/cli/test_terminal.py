@@ -165,8 +165,8 @@ def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.Capt
     assert problem.startswith(f"{tmp_path / 'broken' / 'run.json'} is damaged: ")
     rows = [re.split("  +", line.strip()) for line in lines]
     assert not stop.value.code and rows == [
-        [str(tmp_path / "a b"), "demo", "default", "10 of 20", "21.00 dB at step 10"],
-        [str(tmp_path / "c"), "demo", "default", "10 of 30", "21.00 dB at step 10"],
+        [str(tmp_path / "a b"), "demo", "default", "10 of 20, none saved", "21.00 dB at step 10"],
+        [str(tmp_path / "c"), "demo", "default", "10 of 30, none saved", "21.00 dB at step 10"],
         [str(tmp_path / "new"), "demo", "default", "0 of 30,000"],
     ]
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import viser
 import websockets.asyncio.server
+import websockets.server
 from free_ports import free_port
 from gate_client import CAMERA, TOKEN, client, get, send, wait, websocket
 from websockets.datastructures import Headers
@@ -159,6 +160,28 @@ def test_damaged_requests_are_refused_and_counted(gated: GatedServer) -> None:
             pass
     wait(lambda: gated.gate.refused["handshake"] == before + 1)
     assert status(gated) == 101
+
+
+def test_a_page_that_is_left_before_it_is_answered_is_no_refusal(
+    gated: GatedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asserted: list[object] = []
+
+    def assert_not_left(*_: object) -> None:
+        asserted.append(_)
+        raise AssertionError
+
+    before = gated.gate.refused["handshake"]
+    with monkeypatch.context() as patch:  # as websockets does when the browser has closed its side
+        patch.setattr(websockets.server.ServerProtocol, "send_response", assert_not_left)
+        with socket.create_connection(("127.0.0.1", gated.port)) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.settimeout(60)
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(100) == b""
+        assert asserted
+    assert get(gated.port, "/healthz")[0] == 200
+    assert gated.gate.refused["handshake"] == before and not caplog.records
 
 
 def test_the_token_is_never_written_anywhere(

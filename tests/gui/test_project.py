@@ -144,6 +144,13 @@ def test_a_run_goes_on_with_a_copy_of_its_scene(
     project = open_project(copy, MANY, Path("run"))
     assert project.model_path == checkpoint and project.run_dir == Path("run")
     assert project.training_job(resume=True).scene_path == copy
+    # Its photos may lie in another folder than the scene's own, which the run knows.
+    photos, other = tmp_path / "photos", tmp_path / "other"
+    (copy / "images").rename(photos)
+    read = load_training_scene(copy, TrainConfig(images=str(photos)))
+    trained_run(read, Path("of photos"), config=replace(MANY, images=str(photos)))
+    shutil.copytree(copy, other)
+    assert open_project(other, MANY, Path("of photos")).run_dir == Path("of photos")
 
 
 def test_an_unreadable_run_of_another_is_left_aside_with_a_note(

@@ -122,10 +122,14 @@ def test_a_model_of_nerfstudio_lies_in_the_coordinates_of_its_scene(tmp_path: Pa
     # As it comes from another machine: who opens it says where the scene is.
     moved = scene.rename(tmp_path / "moved")
     unknown = load_model(tmp_path / "output")
-    assert unknown.notes[-1].endswith("is not where its settings say: name it with --scene FOLDER")
+    assert "export, render and mesh take --scene FOLDER" in unknown.notes[-1]
     named = load_model(tmp_path / "output", scene=moved)
     close(named.in_frame(np.eye(4)).gaussians.means, turned.means, 1e-5)
     assert not any("--scene" in note for note in named.notes)
+    # COLMAP's own files are read before a transforms.json that lies beside them.
+    write_colmap(moved, tiny_scene())
+    of_colmap = load_model(tmp_path / "output", scene=moved).in_frame(np.eye(4)).gaussians
+    close(of_colmap.means, expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["PosixPath", "_local.PosixPath"])
@@ -137,7 +141,8 @@ def test_nerfstudio_names_its_scene_in_several_ways(
     parts = "".join(f"{'  ' * within}- {part}\n" for part in scene.parts)
     path = f"data: !!python/object/apply:pathlib.{kind}\n{parts}"
     reader = f"data: null\ndataparser:\n  {path}  downscale_factor: 4\n"
-    (folder / "config.yml").write_text(reader if within else path)
+    text = reader if within else path
+    (folder / "config.yml").write_bytes(text.rstrip().replace("\n", "\r\n").encode())  # as Windows has it
     origin = origin_of(folder)
     assert origin is not None and origin.scene_path == scene
     assert origin.config.downscale == (4 if within else 1)

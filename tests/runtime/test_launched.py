@@ -26,6 +26,7 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.kept_orders import KeptOrders, launch_of
 from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
@@ -429,13 +430,15 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    job = TrainJob(tmp_path, tmp_path / "run")
+    job, mine = TrainJob(tmp_path, tmp_path / "run"), launch_of(os.environ, named_once=False)
+    assert mine.startswith("torchrun a on ") and launch_of(os.environ, named_once=True) == "torchrun a"
+    assert launch_of(SLURM, named_once=False) == launch_of({**SLURM, "SLURM_STEP_ID": "1"}, named_once=False)
     Run.create(job.run_dir, tmp_path, TrainConfig())
     told: list[Event] = []
 
-    def ordered(line: _Told, attempt: int, *, steered: bool = True) -> list[Any]:
+    def ordered(line: _Told, attempt: int, *, launch: str = mine, steered: bool = True) -> list[Any]:
         wire = headless_controller.HeadlessController(line, None, replace(job, attempt=attempt), told.append)  # type: ignore[arg-type]
-        wire._steered = steered
+        wire._steered, wire._orders = steered, KeptOrders(launch)
         wire.follow()
         return line.told
 
@@ -449,10 +452,11 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
     )
     assert ordered(_Told(), 1) == again[:2], "it was told to go on since"
     assert ordered(_Told(), 1, steered=False) == [Start()], "nobody could change it"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
-    assert ordered(_Told(), 1) == [Start()], "another launch"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    assert ordered(_Told(Finished(9, True, None)), 1)[0] == Start(90)
+    assert ordered(_Told(), 1, launch="another") == [Start()]
+    signalled = _Told(StateChanged("paused"), Finished(9, False, None))
+    assert ordered(signalled, 1)[0] == Start(90), "by a signal of torchrun's, for one"
+    assert ordered(_Told(), 1)[:3] == again
+    assert ordered(_Told(StateChanged("training"), Finished(9, True, None)), 1)[0] == Start(90)
     assert ordered(_Told(), 1) == [Start()], "it was over"
 
 

@@ -133,7 +133,7 @@ def test_a_rank_that_hangs_is_named_and_all_end(ranks: list[Rank], which: int, h
         watcher.line.send(HANG)  # as who waits for what the other has to give
     assert watcher.line.poll(TIMEOUT)
     told = watcher.line.recv()
-    assert told.startswith(f"Rank {which} on ") and says in told and "to be started again" in told
+    assert told.startswith(f"Rank {which} on ") and says in told and "All ranks end" in told
     watcher.process.join(TIMEOUT)
     assert watcher.process.exitcode == HUNG
     if how == "deaf":

@@ -205,14 +205,15 @@ def test_memory_that_is_not_there_ends_the_job_alone(
     training.wait(messages.Progress, lambda event: event.step > step)
 
 
-def test_a_killed_worker_fails_its_jobs_and_leaves_nothing(
-    training: Watcher, path: CameraPath, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_ended_fails_its_jobs_and_leaves_nothing(
+    training: Watcher, path: CameraPath, tmp_path: Path, number: int
 ) -> None:
     output = tmp_path / "out"
     training.send(messages.RenderPath(endless(path), output / "a.mp4", job=1))
     training.send(messages.RenderPath(endless(path), output / "a.mp4.webm", job=2))
     wait_until(lambda: len(files(output)) == 2, "both are being written")
-    os.kill(training.client.pid, signal.SIGKILL)
+    os.kill(training.client.pid, number)
     for job in (1, 2):
         failed = training.wait(messages.JobFailed)
         assert failed.job == job and "ended before" in failed.sentence and str(output) in failed.sentence

@@ -483,15 +483,23 @@ def _quiet_logger(gate: Gate) -> logging.Logger:
     """Return a logger for the WebSocket server that cannot tell the token: its requests contain it."""
 
     def passes(record: logging.LogRecord) -> bool:
-        if record.getMessage() != "opening handshake failed":
-            return True
-        gate.refuse("handshake")
-        return False
+        handshake = record.getMessage() == "opening handshake failed"
+        if handshake and not _has_gone(record):
+            gate.refuse("handshake")
+        return not handshake and not _has_gone(record)
 
     logger = logging.Logger("splatstudio.websockets", logging.WARNING)
     logger.parent = logging.getLogger()
     logger.addFilter(passes)
     return logger
+
+
+def _has_gone(record: logging.LogRecord) -> bool:
+    """Return whether a page was left before it was answered, as by a quick reload: websockets asserts."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None and not isinstance(error, AssertionError):
+        error = error.__cause__
+    return error is not None
 
 
 def _close_tunnel(server: viser.ViserServer) -> None:

@@ -433,7 +433,9 @@ def _quiet_logger() -> logging.Logger:
 
     def is_ours(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, (WebSocketException, OSError, EOFError))
+        # The last: websockets on a page that is left before it is answered, as by a quick reload.
+        broken_off = isinstance(error, (WebSocketException, OSError, EOFError))
+        return not broken_off and record.getMessage() != "unexpected internal error"
 
     logger = logging.Logger("splatstudio.start_page", logging.WARNING)
     logger.parent = logging.getLogger()

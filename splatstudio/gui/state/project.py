@@ -19,13 +19,13 @@ from splatstudio.checkpoints.checkpoint import (
     newest_checkpoint,
     newest_known_checkpoint,
 )
-from splatstudio.checkpoints.manifest import SHARD_NAME, is_checkpoint, read_manifest
+from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import as_sentence, first_of
 from splatstudio.files.path_words import path_words
-from splatstudio.files.run import Run, is_run, is_taken, new_run_path
+from splatstudio.files.run import Run, is_checkpoint, is_run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, run_folder_of, with_images_found
@@ -381,9 +381,11 @@ def _named_run(scene_path: Path, config: TrainConfig, run_dir: Path) -> Run:
         raise ValueError(
             f"the run folder {run_dir} has no checkpoint to go on from: name another one with --run"
         )
+    own = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
+    read = replace(own, images=config.images or own.images)
     # Its scene may have moved, or be a copy: what is in it decides.
     if run.scene_path != scene_path.resolve() and not is_of_scene(
-        checkpoint, load_training_scene(scene_path, config, known_photos(checkpoint))
+        checkpoint, load_training_scene(scene_path, read, known_photos(checkpoint))
     ):
         raise ValueError(
             f"the run folder {run_dir} belongs to {run.scene_path}, and {scene_path} has other cameras:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from splatstudio.checkpoints.catalog import CatalogEntry, entries_of
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.path_words import path_words
-from splatstudio.files.run import Run, is_run, newest_scores, read_metrics, scene_of, score_files
+from splatstudio.files.run import Run, newest_scores, read_metrics, scene_of, score_files
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.history import History, history_of, scores_in
 from splatstudio.gui.state.status import Notice
@@ -49,14 +50,21 @@ def row_of(folder: Path) -> RunRow:
     file = newest_scores(folder)
     found = None if file is None else scores_in(file)
     scores, step = (None, step) if found is None else (found[1], found[0])
-    return RunRow(folder, newest, scores, step, _preset_of(folder))
+    return RunRow(folder, newest, scores, step, _scene_and_preset(folder)[1])
 
 
-def _preset_of(folder: Path) -> str:
+def _scene_and_preset(folder: Path) -> tuple[Path | None, str]:
+    """Return the scene of a run and its preset in words; None and "" for what is no run, or a damaged one."""
     try:
-        return preset_in_words(Run.open(folder).config) if is_run(folder) else ""
-    except ValueError:  # damaged
-        return ""
+        return _told_by(folder, (folder / "run.json").stat().st_mtime_ns)
+    except (OSError, ValueError):
+        return None, ""
+
+
+@lru_cache(maxsize=4096)  # of all runs of a folder, every three seconds
+def _told_by(folder: Path, _changed: int) -> tuple[Path, str]:
+    run = Run.open(folder)
+    return run.scene_path.resolve(), preset_in_words(run.config)
 
 
 def runs_html(rows: list[RunRow], own: Path | None, num_more: int = 0) -> str:
@@ -150,7 +158,8 @@ class RunComparison(Panel):
 
         def rank(place: Path) -> tuple[bool, bool, bool]:
             # Runs of the same scene can be compared by their scores.
-            return not is_same(place, own), place not in named, scene is None or scene_of(place) != scene
+            other = scene is None or _scene_and_preset(place)[0] != scene
+            return not is_same(place, own), place not in named, other
 
         places = sorted(found, key=rank)
         rows = [row_of(found[place]) for place in places[:MAX_RUNS]]

@@ -5,6 +5,7 @@ Also by who is used to another program.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,8 +223,8 @@ def _too_many(word: str, values: Sequence[str], most: int, *, writes: bool) -> s
         return f"splatstudio {word} takes no path: omit {value}"
     if word == "eval" and value.endswith(".json"):
         return f"--json prints the scores: --json-file {quote(value)} writes them"
-    spaced = Path(" ".join(values))
-    if writes and Path(values[0]).exists() and Path(value).suffix in WRITTEN and not spaced.exists():
+    spaced = os.path.exists(" ".join(values))
+    if writes and os.path.exists(values[0]) and Path(value).suffix.lower() in WRITTEN and not spaced:
         return f"splatstudio {word} takes one path: name the file to write with --output {quote(value)}"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 

@@ -202,14 +202,22 @@ def newest_psnr(run_dir: Path, last_step: int | None = None) -> float | None:
 
 def newest_scored(run_dir: Path) -> dict[str, Any]:
     """Return step, mean PSNR (dB) and mean SSIM of the newest evaluation by name; empty: there is none."""
-    file = newest_scores(run_dir)
+    return _means_in(newest_scores(run_dir))
+
+
+def scored_at(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the same of the evaluation of a step."""
+    return _means_in(score_files(run_dir).get(step))
+
+
+def _means_in(file: Path | None) -> dict[str, Any]:
     try:
         values = {} if file is None else json.loads(read_input(file))
-        scored = {name: values[name] for name in ("step", "psnr", "ssim")} if values else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        means = {name: values[name] for name in ("step", "psnr", "ssim")} if values else {}
+        sound = all(isinstance(value, (int, float)) and math.isfinite(value) for value in means.values())
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return {}
-    sound = all(isinstance(value, (int, float)) and math.isfinite(value) for value in scored.values())
-    return scored if sound else {}
+    return means if sound else {}
 
 
 def figures_of_run(run_dir: Path) -> str:

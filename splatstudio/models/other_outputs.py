@@ -14,7 +14,7 @@ import numpy as np
 
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
-from splatstudio.scene.layout import pose_files
+from splatstudio.scene.layout import SeveralScenes, pose_files, poses_below
 
 ITERATION = re.compile(r"iteration_(\d+)")
 GSPLAT_PLY = re.compile(r"point_cloud_(\d+)\.ply")
@@ -199,9 +199,12 @@ def _transforms_of(file: Path, scene: Path | None) -> Path | None:
         scene = None if named is None else named.path
     if scene is None or scene.is_file():
         return scene if scene is not None and scene.suffix == ".json" else None
-    files = pose_files(scene)
+    try:
+        files = pose_files(scene) or poses_below(scene)
+    except SeveralScenes:  # who reads it says so
+        files = None
     # One may lie beside the files of COLMAP that are read.
-    return scene / "transforms.json" if files is not None and files.format == "transforms.json" else None
+    return files.folder / "transforms.json" if files and files.format == "transforms.json" else None
 
 
 def _similarity(rows: Any, scale: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ from splatstudio.evaluation.evaluate import (
     write_evaluation,
 )
 from splatstudio.files.inputs import sha256_of
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, scored_at
 from splatstudio.models.merging import merge
 from splatstudio.models.model import (
     Origin,
@@ -48,6 +48,7 @@ BESIDE = (
 )
 
 
+CLEARLY_WORSE = 3.0  # dB, for scores of the same model on most of the same photos
 ANOTHER_SCENE = (
     "{} has other photos or cameras than at the training, as if another scene were in its place: these scores"
     " say nothing about the model"
@@ -141,17 +142,16 @@ def _is_of_gsplat(path: Path) -> bool:
     return file.suffix == ".pt" or GSPLAT_PLY.fullmatch(file.name) is not None
 
 
-def _is_another(scene: Scene, checkpoint: Path | None, psnr: float) -> bool:
+def _is_another(scene: Scene, checkpoint: Path | None, psnr: float, before: float | None) -> bool:
     """Return whether what lies where a checkpoint's scene was is another one by now.
 
-    Where photos have gone the frame moves by that alone: scores of `psnr` dB tell.
+    Where photos have gone the frame moves by that alone: then `psnr` dB tells, and what it was `before`.
     """
     known = known_photos(checkpoint)
     if checkpoint is None or known is None:
         return False
-    gone = set((scene.known or known).names) - scene.photos.keys()
-    if gone and scene.known is not None:
-        return psnr < BESIDE_THE_SCENE
+    if scene.known is not None and set(scene.known.names) - scene.photos.keys():
+        return before is not None and psnr < before - CLEARLY_WORSE
     return not is_of_scene(checkpoint, scene)
 
 
@@ -171,7 +171,8 @@ def _keep(
     if lost:
         gone = f"of the photos that its training held out {first_of(lost, 3)} is gone"
         return None, [f"not written into {run}: {gone}"]
-    if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr):
+    before = scored_at(run, step).get("psnr")
+    if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr, before):
         return None, [ANOTHER_SCENE.format(scene.path), f"not written into {run}"]
     try:
         file = write_evaluation(run, step, evaluation)

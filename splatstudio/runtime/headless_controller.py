@@ -72,7 +72,6 @@ class HeadlessController:
         self.unsaved = False  # the training stands still because there is no room for the model
         self._steered = False  # or nobody could let it go on
         self._orders = KeptOrders("")
-        self._told_to_stop = False
         self._server: RemoteServer | None = None
         self._hub = Hub(self._send)
 
@@ -158,15 +157,20 @@ class HeadlessController:
 
     def _keep_orders(self, event: messages.Event) -> None:
         before, self._orders = self._orders, self._orders.after(event)
+        if self._orders == before or not self._steered:
+            return
         try:
-            if isinstance(event, messages.Finished) and (event.completed or self._told_to_stop):
-                # Also a launcher ends ranks, by signals, before it starts them again.
-                forget_orders(self._job.run_dir)
-            elif self._orders != before and self._steered:
-                keep_orders(self._job.run_dir, self._orders)
+            keep_orders(self._job.run_dir, self._orders)
         except OSError as error:
             why = error.strerror or error
             self.tell(messages.Warned(f"A restart would forget what was changed since the last save: {why}."))
+
+    def forget_orders(self) -> None:
+        """Keep nothing for a restart: the training has ended, and not by a signal of a launcher's."""
+        try:
+            forget_orders(self._job.run_dir)
+        except OSError as error:
+            self.tell(messages.Warned(f"{error.filename} cannot be removed: {error.strerror}."))
 
     def _hand_on(self, frame: messages.Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()
@@ -198,7 +202,6 @@ class HeadlessController:
             )
 
     def _send(self, command: messages.Command) -> None:
-        self._told_to_stop = self._told_to_stop or isinstance(command, messages.Stop)
         with self._sending:
             self._connection.send_bytes(encode_order(command))
 

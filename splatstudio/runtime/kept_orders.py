@@ -33,7 +33,9 @@ class KeptOrders(msgspec.Struct, frozen=True):
     def after(self, event: messages.Event) -> KeptOrders:
         """Return what holds after an event of the training."""
         if isinstance(event, messages.StateChanged) and event.state in ("paused", "training"):
-            return msgspec.structs.replace(self, paused=event.state == "paused" and not event.unsaved)
+            # One that stands still because it cannot be saved was not told to.
+            paused = event.state == "paused" and (self.paused or not event.unsaved)
+            return msgspec.structs.replace(self, paused=paused)
         if isinstance(event, messages.PausesAt):
             return msgspec.structs.replace(self, pause_at=event.step)
         if isinstance(event, messages.SettingChanged):
@@ -55,15 +57,28 @@ def launch_of(environment: Mapping[str, str], *, named_once: bool) -> str:
     """Return which start of a launcher this process is of: what its restarts have in common, and no other.
 
     `named_once`: torchrun's id of the run is that of one start alone, as a studio's. One that a user names is
-    that of all, and its restarts are known by the process that makes them. A job of Slurm keeps its number.
+    that of all, and its restarts are known by the process that makes them. A job of Slurm that is queued
+    again keeps its number, and counts its steps anew.
     """
     run = environment.get("TORCHELASTIC_RUN_ID")
     if run is None:
-        return f"slurm {environment.get('SLURM_JOB_ID', '')}"
-    if named_once:
-        return f"torchrun {run}"
-    agent = psutil.Process(os.getppid())
-    return f"torchrun {run} on {socket.gethostname()}, process {agent.pid} of {agent.create_time()}"
+        return f"slurm {environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    by = "" if named_once else f" on {socket.gethostname()}, process {_agent()}"
+    return f"torchrun {run}{by}"
+
+
+def _agent() -> str:
+    """Return the number of torchrun's process, above this one or above a script that starts it."""
+    try:
+        above = psutil.Process().parents()
+        agents = [process for process in above if any(map(_is_torchrun, process.cmdline()))]
+        return str((agents or above)[0].pid)
+    except (psutil.Error, IndexError):  # in a world of its own: no restart is known again
+        return f"unknown to {os.getpid()}"
+
+
+def _is_torchrun(word: str) -> bool:
+    return Path(word).name.startswith("torchrun") or word.startswith("torch.distributed.")
 
 
 def keep_orders(run_dir: Path, orders: KeptOrders) -> None:

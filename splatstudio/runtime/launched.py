@@ -446,8 +446,11 @@ def train_launched(
     deadline = time.monotonic() + LAST_WORDS_SECONDS
     while ours.poll() and time.monotonic() < deadline:
         time.sleep(0.01)  # what was sent is being told
+    code = UNSAVED if controller.unsaved else _exit_code(spec)
+    if code == 0:
+        controller.forget_orders()
     controller.close()
-    return UNSAVED if controller.unsaved else _exit_code(spec)
+    return code
 
 
 def _exit_code(spec: RankSpec) -> int:

@@ -17,6 +17,7 @@ from scene_builder import tiny_scene, write_blender
 import splatstudio as ss
 from splatstudio.checkpoints.checkpoint import known_photos, newest_checkpoint
 from splatstudio.cli.train import train_scene
+from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files.run import Run, RunLock
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
@@ -181,6 +182,25 @@ def test_scores_by_another_scene_in_the_place_of_the_own_are_not_kept(
     assert "as if another scene were in its place" in told or (
         num == 5 and "view_08.png, view_11.png" in told
     )
+
+
+def test_scores_are_kept_where_a_photo_that_was_learned_has_gone(run: Path, scene: Path) -> None:
+    before = evaluate_task(EvaluationTask(run))
+    assert before.file is not None
+    (scene / "images" / "view_07.png").unlink()
+    assert evaluate_task(EvaluationTask(run)).file == before.file
+
+
+def test_clearly_worse_scores_of_one_model_are_of_another_scene(run: Path, scene: Path) -> None:
+    before = evaluate_task(EvaluationTask(run))
+    assert before.file is not None
+    good = replace(before.evaluation, psnr=before.evaluation.psnr + 4)
+    write_evaluation(run, 4, good)
+    kept = before.file.read_bytes()
+    (scene / "images" / "view_07.png").unlink()
+    scored = evaluate_task(EvaluationTask(run))
+    assert scored.file is None and before.file.read_bytes() == kept
+    assert "as if another scene were in its place" in " ".join(scored.evaluation.notes)
 
 
 def test_scores_without_a_photo_that_was_held_out_are_not_the_runs_own(run: Path, scene: Path) -> None:

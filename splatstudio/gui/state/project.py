@@ -382,16 +382,25 @@ def _named_run(scene_path: Path, config: TrainConfig, run_dir: Path) -> Run:
             f"the run folder {run_dir} has no checkpoint to go on from: name another one with --run"
         )
     own = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
-    read = replace(own, images=config.images or own.images)
     # Its scene may have moved, or be a copy: what is in it decides.
-    if run.scene_path != scene_path.resolve() and not is_of_scene(
-        checkpoint, load_training_scene(scene_path, read, known_photos(checkpoint))
-    ):
+    moved = run.scene_path != scene_path.resolve()
+    if moved and not is_of_scene(checkpoint, _scene_as_in(own, scene_path, config.images, checkpoint)):
         raise ValueError(
             f"the run folder {run_dir} belongs to {run.scene_path}, and {scene_path} has other cameras:"
             " name another one with --run"
         )
     return run
+
+
+def _scene_as_in(own: TrainConfig, scene_path: Path, images: str, checkpoint: Path) -> Scene:
+    """Return a scene as a run with the settings `own` reads it, or else with its own photos."""
+    known = known_photos(checkpoint)
+    try:
+        return load_training_scene(scene_path, replace(own, images=images or own.images), known)
+    except ValueError:
+        if images or not own.images:
+            raise
+        return load_training_scene(scene_path, replace(own, images=""), known)
 
 
 def _newest_run(scene_path: Path) -> tuple[Run | None, tuple[str, ...]]:

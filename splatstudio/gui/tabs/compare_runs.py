@@ -56,15 +56,17 @@ def row_of(folder: Path) -> RunRow:
 def _scene_and_preset(folder: Path) -> tuple[Path | None, str]:
     """Return the scene of a run and its preset in words; None and "" for what is no run, or a damaged one."""
     try:
-        return _told_by(folder, (folder / "run.json").stat().st_mtime_ns)
+        file = (folder / "run.json").stat()
+        scene, preset = _told_by(folder, file.st_mtime_ns, file.st_size)
+        return scene.resolve(), preset
     except (OSError, ValueError):
         return None, ""
 
 
 @lru_cache(maxsize=4096)  # of all runs of a folder, every three seconds
-def _told_by(folder: Path, _changed: int) -> tuple[Path, str]:
+def _told_by(folder: Path, _changed: int, _size: int) -> tuple[Path, str]:
     run = Run.open(folder)
-    return run.scene_path.resolve(), preset_in_words(run.config)
+    return run.scene_path, preset_in_words(run.config)
 
 
 def runs_html(rows: list[RunRow], own: Path | None, num_more: int = 0) -> str:

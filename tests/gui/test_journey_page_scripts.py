@@ -34,6 +34,31 @@ def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera_and_pictures_have_na
     blank.close()
 
 
+def test_what_a_button_brings_stays_in_sight_until_somebody_scrolls(browser: Any) -> None:
+    blank = browser.new_page()
+    blank.set_content(
+        "<div id=root style='height:200px; overflow:auto'><button id=go>Export</button>"
+        "<div id=above style='height:900px'></div><div id=end></div></div>"
+    )
+    blank.evaluate(f"() => {{ {page_script()} }}")
+    in_sight = (
+        "() => { const box = document.getElementById('root').getBoundingClientRect();"
+        " return document.querySelector('#end button').getBoundingClientRect().bottom <= box.bottom + 1; }"
+    )
+    grow = "height => { document.getElementById('above').style.height = height; }"
+    blank.click("#go")
+    blank.evaluate("document.getElementById('end').innerHTML = '<button>Download a.ply (1 MB)</button>'")
+    blank.wait_for_function(in_sight)
+    blank.evaluate(grow, "1800px")
+    assert not blank.evaluate(in_sight)
+    blank.wait_for_function(in_sight)
+    blank.evaluate("document.getElementById('root').dispatchEvent(new WheelEvent('wheel', {bubbles: true}))")
+    blank.evaluate(grow, "2700px")
+    blank.wait_for_timeout(800)
+    assert not blank.evaluate(in_sight), "it is not taken from who has scrolled"
+    blank.close()
+
+
 def test_a_page_says_that_its_studio_is_gone_until_it_is_back(browser: Any) -> None:
     lost = browser.new_page()
     lost.evaluate(

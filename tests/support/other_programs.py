@@ -5,6 +5,7 @@ Each is kept in the user's cache. Where one is not available its tests are skipp
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -51,11 +52,16 @@ def python_package(requirement: str) -> Path:
 def fetched_into(folder: Path, command: list[str]) -> None:
     """Run what fetches a program into `folder`, and note that it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    fetched = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    if fetched.returncode != 0 and not os.environ.get("CI"):
-        pytest.skip(f"{folder.name} could not be fetched: {fetched.stderr[-200:]}")
-    assert fetched.returncode == 0, fetched.stderr
-    (folder / "complete").touch()
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        # Tests in other processes may want it at the same time: the second one finds it complete.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "complete").exists():
+            return
+        fetched = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        if fetched.returncode != 0 and not os.environ.get("CI"):
+            pytest.skip(f"{folder.name} could not be fetched: {fetched.stderr[-200:]}")
+        assert fetched.returncode == 0, fetched.stderr
+        (folder / "complete").touch()
 
 
 @pytest.fixture(scope="session")

@@ -119,16 +119,18 @@
 
   // What a button has started is seen below it, and what came of it, a file with its size: both are brought to
   // sight where they appear. Nothing else is: what moves by itself is not there any more for the mouse.
-  let seen = null;
+  // It stays there as what is above it comes as well, until somebody touches the page.
+  let seen = null, come = "", until = 0;
   const results = () => [...document.querySelectorAll("#root button")].filter(each =>
     each.offsetParent && /^(Cancel|Download .*\))$/.test(each.textContent));
   const labels = () => results().map(each => each.textContent);
   document.addEventListener("click", event => { if (event.target.closest?.("button")) seen = labels(); }, true);
+  for (const touch of ["pointerdown", "wheel", "keydown"]) addEventListener(touch, () => { until = 0; }, true);
   setInterval(() => {
-    const come = seen && results().find(each => !seen.includes(each.textContent));
-    if (!come) return;
-    seen = labels();
-    come.scrollIntoView({block: "nearest", behavior: "smooth"});
+    const fresh = seen && labels().find(each => !seen.includes(each));
+    if (fresh) [seen, come, until] = [labels(), fresh, performance.now() + 10000];
+    if (performance.now() > until) return;
+    results().find(each => each.textContent === come)?.scrollIntoView({block: "nearest", behavior: "smooth"});
   }, 250);
 
   // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has

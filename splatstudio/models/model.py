@@ -144,16 +144,11 @@ def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = N
             f" splatstudio merge {quote(str(path))} -o model.ply, or name the file of a training of one rank"
         )
     if folder is None:
-        is_scene = any(
-            (path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json")
-        )
+        files = ("sparse", "transforms.json", "transforms_train.json")
+        hint = "; this is a scene, and its models are in the run folders, such as runs/NAME"
         raise ValueError(
             f"{path} holds no model: expected a file of splats, a checkpoint or a run with checkpoints"
-            + (
-                "; this is a scene, and its models are in the run folders, such as runs/NAME"
-                if is_scene
-                else ""
-            )
+            + (hint if any((path / name).exists() for name in files) else "")
         )
     return model_of(load_checkpoint(folder))
 

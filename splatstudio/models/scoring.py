@@ -46,8 +46,6 @@ BESIDE = (
     "such scores have models that are not where the cameras look: it may be of another scene, or lie in other"
     " coordinates than the scene's files, as what nerfstudio exports does"
 )
-
-
 CLEARLY_WORSE = 3.0  # dB, for scores of the same model on most of the same photos
 ANOTHER_SCENE = (
     "{} has other photos or cameras than at the training, as if another scene were in its place: these scores"

@@ -34,10 +34,10 @@ from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.kept_orders import (
     KeptOrders,
     forget_orders,
-    in_words,
     keep_orders,
     kept_orders,
     launch_of,
+    told_again,
 )
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.runtime.supervisor import SaveRetries
@@ -150,7 +150,7 @@ class HeadlessController:
         if self._job.attempt > 0 and self._steered:
             self._orders = kept_orders(self._job.run_dir, self._orders.launch)
         orders = self._orders.orders(self._job)
-        if (sentence := in_words(orders)) is not None:
+        if (sentence := told_again(orders)) is not None:
             self.tell(messages.Warned(sentence))
         for order in orders:
             self._send(order)

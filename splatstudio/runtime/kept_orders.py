@@ -101,7 +101,7 @@ def forget_orders(run_dir: Path) -> None:
     (run_dir / ORDERS_FILE).unlink(missing_ok=True)
 
 
-def in_words(orders: tuple[messages.Command, ...]) -> str | None:
+def told_again(orders: tuple[messages.Command, ...]) -> str | None:
     """Return a sentence on what holds again, None where nothing does."""
     told = [
         f"{path} is {value:,}" if type(value) is int else f"{path} is {value}"

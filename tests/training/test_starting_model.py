@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -253,26 +254,30 @@ def test_the_studio_trains_from_it(
         open_project(blob_folder, TrainConfig(init="other.ply"), None)
 
 
-def test_photos_that_are_transparent_in_places_are_told(blob_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "clear"
-    shutil.copytree(blob_folder, folder)
-    for picture in (folder / "images").iterdir():
+def with_pictures(scene: Path, copy: Path, change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """Return a copy of a scene whose photos hold what `change` makes of theirs."""
+    shutil.copytree(scene, copy)
+    for picture in (copy / "images").iterdir():
         values = cv2.imread(str(picture))
         assert values is not None
+        cv2.imwrite(str(picture), change(values))
+    return copy
+
+
+def test_photos_that_are_transparent_in_places_are_told(blob_folder: Path, tmp_path: Path) -> None:
+    def cleared(values: np.ndarray) -> np.ndarray:
         alpha = np.full(values.shape[:2], 255, np.uint8)
         alpha[:9] = 0
-        cv2.imwrite(str(picture), np.dstack([values, alpha]))
+        return np.dstack([values, alpha])
+
+    folder = with_pictures(blob_folder, tmp_path / "clear", cleared)
     told = Trainer(api.load_scene(folder), TrainConfig(steps=5)).start_note
     assert told is not None and "is transparent in places: what is clear there becomes empty space" in told
 
 
 def test_photos_that_are_nearly_black_are_told(blob_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "dark"
-    shutil.copytree(blob_folder, folder)
-    for picture in (folder / "images").iterdir():
-        values = cv2.imread(str(picture))
-        assert values is not None
-        cv2.imwrite(str(picture), values.astype(np.uint16) * 16)  # 12 bits in a file of 16
+    # 12 bits in a file of 16.
+    folder = with_pictures(blob_folder, tmp_path / "dark", lambda values: values.astype(np.uint16) * 16)
     dark = api.load_scene(folder)
     told = Trainer(dark, TrainConfig(steps=5)).start_note
     assert told is not None and told.startswith("The photos are nearly black: the brightest value of view_0")

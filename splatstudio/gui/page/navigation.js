@@ -185,11 +185,19 @@
     if (again.name !== state("name")) return;
     stand(again.pose);
     stay();
+    turnTabs();
+  };
+  // The docks may be drawn later than the view.
+  let tries = 300;
+  const turnTabs = () => {
+    if (moved || tries-- === 0) return;
     for (const tab of document.querySelectorAll('[role="tab"][aria-selected="false"]')) {
       if (!again.tabs.includes(tab.innerText)) continue;
       for (const kind of ["pointerdown", "pointerup"])  // a tab that is dragged goes into another panel
         tab.dispatchEvent(new PointerEvent(kind, {bubbles: true, pointerId: 1, isPrimary: true}));
     }
+    const chosen = chosenTabs();
+    if (again.tabs.some(name => !chosen.includes(name))) setTimeout(turnTabs, 100);
   };
   if (again?.pose) {
     for (const begin of ["pointerdown", "wheel", "keydown"])  // but not by what is done here

@@ -40,19 +40,19 @@ class Finding:
 
 # What to look at when a training is slower than it should be, or ends.
 ADVICE = (
-    "A GPU in the Devices panel below 80 %: photos are decoded too slowly (more cores, a faster disk, "
-    "--downscale), or ranks wait for one another (their wait time stands beside it).",
-    "Out of memory: --max-splats auto plans with what is free; a smaller --batch-size with more "
-    "accumulation, or --downscale, needs less. Close other programs that hold the GPU.",
-    "More GPUs bring too little: without NVLink the exchange of splats decides; the bandwidth measured above "
-    "says how much. Larger photos and more views a step scale better.",
-    "A crash inside a kernel: run once with CUDA_LAUNCH_BLOCKING=1, so that the log names the right call.",
-    "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
-    "network between several machines.",
+    "A GPU below 80 % in the Devices panel: photos are decoded too slowly (use more cores, a faster disk"
+    " or --downscale), or ranks wait for each other (the panel shows their waiting time).",
+    "Out of memory: --max-splats auto plans with the free memory; a smaller --batch-size with more"
+    " accumulation, or --downscale, needs less. Close other programs that use the GPU.",
+    "More GPUs gain too little: without NVLink the exchange of splats is the limit, see the bandwidth"
+    " measured above. Larger photos and more photos per step scale better.",
+    "A crash inside a kernel: run once with CUDA_LAUNCH_BLOCKING=1, so that the log shows the right call.",
+    "Ranks that do not connect: NCCL_DEBUG=INFO shows why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    " choose the network between machines.",
 )
 PORTABLE = (
-    "which any processor runs, as this one has no AVX2 and FMA, or SPLATSTUDIO_CPU says so; they train about "
-    "five times slower"
+    "which run on any processor, because this one has no AVX2 and FMA or SPLATSTUDIO_CPU asks for them; they"
+    " train about five times slower"
 )
 MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photos, shards
 MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
@@ -153,7 +153,7 @@ def _files() -> Finding:
 
 def _collectives() -> Finding:
     gloo = "gloo" if dist.is_gloo_available() else "no gloo"
-    nccl = "no NCCL (needed by several GPUs alone)"
+    nccl = "no NCCL (needed only for several GPUs)"
     if dist.is_nccl_available() and (version := accelerator.nccl_version()) is not None:
         nccl = f"NCCL {version}"
     good = dist.is_gloo_available() and (dist.is_nccl_available() or accelerator.count() < 2)
@@ -169,7 +169,7 @@ def _two_ranks(backend: Literal["gloo", "nccl"]) -> Finding:
     speed = test.bytes_per_second
     good = backend == "gloo" or speed >= MIN_EXCHANGE
     text = (
-        f"{where} agree: met after {test.start_seconds:.1f} s, a word takes"
+        f"{where} agree: met after {test.start_seconds:.1f} s, a message takes"
         f" {test.broadcast_seconds * 1e3:.2f} ms, {speed / 1e9:.1f} GB/s each way"
     )
     return Finding(

@@ -143,7 +143,7 @@ def demo(
 
 
 def poses(path: Positional[Path], /, frames: int | None = None) -> int:
-    """Estimate the camera poses of photos or of a video, and say how good they are.
+    """Estimate the camera poses of photos or of a video, and report how good they are.
 
     Everything is kept in the folder .splatstudio beside the photos, which are not changed. Ctrl-C loses
     no finished stage.
@@ -371,7 +371,7 @@ def info(
     strict: bool = False,
     json: bool = False,
 ) -> int | CommandResult:
-    """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
+    """Show what a scene folder, a file of splats, a checkpoint, a run or a folder of runs contains.
 
     Args:
         path: What to look at; nothing is changed, but an archive is unpacked beside itself.
@@ -421,7 +421,7 @@ def attach_(
     terminal: bool = False,
     browser: bool = True,
 ) -> int:
-    """Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave.
+    """Open the studio for a training that torchrun or Slurm started elsewhere. It continues when you leave.
 
     Args:
         address: HOST:PORT or tls://HOST:PORT, as the training printed it.
@@ -445,7 +445,7 @@ def attach_(
 
 
 def completion(shell: Positional[Literal["bash", "zsh", "fish"]], /) -> int:
-    """Print a script with which a shell completes commands, options, presets and paths.
+    """Print a script that makes a shell complete commands, options, presets and paths.
 
     Args:
         shell: The shell that reads it, as: source <(splatstudio completion bash)
@@ -578,7 +578,7 @@ def _run_for_json(arguments: Sequence[str]) -> CommandResult:
 def _why_it_ended(error: BaseException, name: str) -> str:
     """Return a sentence on what ended a command without a result."""
     if isinstance(error, SystemExit) and error.code == AS_SIGPIPE:
-        return f"splatstudio {name} was ended, as nobody read what it printed"
+        return f"splatstudio {name} was ended, because nobody reads its output"
     if isinstance(error, SystemExit):  # by tyro, which has told more
         return f"the arguments are incomplete or wrong: splatstudio {name} --help explains them"
     if isinstance(error, KeyboardInterrupt):

@@ -31,7 +31,7 @@ def mesh(
     overwrite: bool = False,
     json: bool = False,
 ) -> int | CommandResult:
-    """Make a triangle mesh of a model, and say how good it is.
+    """Make a triangle mesh of a model, and report how good it is.
 
     The report is also written beside it, as model.glb.report.json. Ctrl-C leaves no file.
 

@@ -12,24 +12,25 @@ from splatstudio.kernels.installed import installed_torch, kernel_files
 SUMMARIES = {
     "open": "Open a scene folder, photos, a video, a file of splats or a run folder in the studio.",
     "demo": "Train the demo scene, which comes with splatstudio, in the studio.",
-    "poses": "Estimate the camera poses of photos or of a video, and say how good they are.",
+    "poses": "Estimate the camera poses of photos or of a video, and report how good they are.",
     "train": "Train a model of a scene, without the studio. Ctrl-C saves and says where.",
     "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photos.",
     "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",
     "export": "Write a model for other programs, in the coordinates of the scene's files or upright.",
-    "mesh": "Make a triangle mesh of a model, and say how good it is.",
+    "mesh": "Make a triangle mesh of a model, and report how good it is.",
     "render": "Render a camera path as a video, or as PNG frames. Ctrl-C cancels and removes partial output.",
-    "info": "Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.",
+    "info": "Show what a scene folder, a file of splats, a checkpoint, a run or a folder of runs contains.",
     "doctor": "Check this machine and the installation.",
     "attach": (
-        "Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave."
+        "Open the studio for a training that torchrun or Slurm started elsewhere. It continues when you"
+        " leave."
     ),
-    "completion": "Print a script with which a shell completes commands, options, presets and paths.",
+    "completion": "Print a script that makes a shell complete commands, options, presets and paths.",
 }
 ABOUT = (
-    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains "
-    "itself with --help, and --help-all lists all of its settings; splatstudio --version says which release, "
-    "kernels and torch these are."
+    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains"
+    " itself with --help, and --help-all lists all of its settings; splatstudio --version shows the release,"
+    " the kernels and torch."
 )
 MAX_WIDTH = 100  # columns
 

@@ -58,7 +58,7 @@ def print_pose_report(report: PoseReport) -> None:
     console.print(f"The report is {Path(report.store) / 'report.txt'}", soft_wrap=True)
     sheet = PoseStore(Path(report.source)).contact_sheet
     if sheet.exists() and not report.so_far:
-        console.print(f"Small pictures of what was left out: {sheet}", soft_wrap=True)
+        console.print(f"Thumbnails of the photos left out: {sheet}", soft_wrap=True)
 
 
 def with_poses(path: Path) -> Path:

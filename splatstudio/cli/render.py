@@ -44,7 +44,7 @@ def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:
     if route.path is not None:
         return model, read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
     if route.orbit and route.scene is None and origin_of(path) is None:
-        console.print("The scene is not known: the orbit goes around the middle of the splats themselves.")
+        console.print("The scene is not known: the orbit goes around the center of the splats.")
         return model, own_orbit(model)
     scene = scene_shown_by(path, route.scene, route.images, full_size=True)
     return model.in_frame_of(scene), (orbit_of if route.orbit else spiral)(scene.cameras)

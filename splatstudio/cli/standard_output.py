@@ -85,9 +85,7 @@ def going_on_unheard() -> Iterator[None]:
                 print_nowhere()  # what is left would be tried again at the interpreter's end, and fail
             if why := told or output.problem:
                 with contextlib.suppress(OSError):  # it may go to the same disk
-                    print(
-                        f"Not all that was told could be written to standard output: {why}.", file=sys.stderr
-                    )
+                    print(f"Some output could not be written to standard output: {why}.", file=sys.stderr)
 
 
 def nobody_reads() -> bool:

@@ -224,7 +224,7 @@ def print_findings() -> int:
         mark = Text("ok", "green") if finding.good else Text("!!", "red")
         console.print(mark, f" {finding.subject:<14} {finding.text}")
         bad += not finding.good
-    console.print("\nWhen a training is slow or ends:")
+    console.print("\nIf a training is slow or fails:")
     for line in ADVICE:
         console.print(f"-   {line}", markup=False)
     return 1 if bad else 0

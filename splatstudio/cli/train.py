@@ -161,7 +161,7 @@ class _LogLines:
             if time.monotonic() < self._due:
                 return
             self._due = time.monotonic() + LINE_SECONDS
-        how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
+        how = "You can stop it with splatstudio attach; with --stop-when-flat it stops by itself."
         if (line := event_line(event, how)) is not None:
             print(for_terminal(line), flush=True)
 
@@ -254,7 +254,7 @@ def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene)
     console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
     if first >= config.steps:
         asked = f"the run is at step {first:,}, and it is to have {config.steps:,}"
-        console.print(f"Nothing to do: {asked}; a larger number of --steps goes on.")
+        console.print(f"Nothing to do: {asked}; a larger --steps continues.")
         return False
     _take_over(run_dir)
     if (run := Run.open(run_dir)).config.images != config.images:

@@ -45,7 +45,7 @@ MERGE = "merge parts"  # the kind of the task that merges a part with the others
 
 # What becomes of the training while another model is in the view.
 BEHIND: dict[State, str] = {
-    "training": "The training goes on behind it",
+    "training": "Training continues behind it",
     "paused": "The training behind it is paused",
     "finished": "The training behind it has stopped",
     "restarting": "The training behind it is being started again",
@@ -67,7 +67,7 @@ class TaskBar(Panel):
         self._kind, self._end_stays = kind, end_stays
         self._bar = self.gui.add_progress_bar(0.0, color=ACCENT, visible=False)
         self._text = self.gui.add_html("", visible=False)
-        removed, sends = "What is half-written is removed.", "Sends the file to this browser."
+        removed, sends = "Partial output is removed.", "Sends the file to this browser."
         self._cancel = self.button("Cancel", lambda _: self._press_cancel(), visible=False, hint=removed)
         self._download = self.button("Download", self._send, visible=False, hint=sends)
 
@@ -137,7 +137,7 @@ class PlateauBar(Panel):
         )
         saves, away = (
             "Saves and ends the training; Resume goes on.",
-            "Puts this away; the training goes on anyway.",
+            "Dismisses this; the training continues either way.",
         )
         stop = self.button("Stop here", lambda _: self.controller.send(Stop()), ACCENT, hint=saves)
         go_on = self.button("Continue", lambda _: self._decline(), hint=away)
@@ -283,7 +283,7 @@ class PreviewBar(Panel):
         if loaded is None:
             return note_html(f"{path_words(path)} is being read. {behind}.", mark="preview")
         splats = f"{loaded.num_gaussians:,} splats"
-        takes = "pictures, videos and exports take it"
+        takes = "pictures, videos and exports use it"
         return note_html(f"In the view: {path_words(path)}, {splats}; {takes}. {behind}.", mark="preview")
 
 
@@ -375,9 +375,9 @@ class HomeBar(Panel):
         """Call `go_home` when it is wanted, `stay` when not any more; the button is there while `offered`."""
         super().__init__(page)
         self._go_home, self._take_back, self._asked = go_home, stay, False
-        hint = "Closes what is open, and shows runs, scenes and folders again. What is unsaved is saved."
+        hint = "Closes what is open and shows runs, scenes and folders again. Unsaved work is saved."
         home = self.button("Start page", lambda _: self._press(), visible=False, hint=hint)
-        asks = "This ends what is at work. A training is saved and stopped; open its run to resume it."
+        asks = "This ends the work in progress. A training is saved and stopped; open its run to resume it."
         self.keep(home, visible=lambda: offered() and not self._asks)
         self.keep(self.gui.add_html(note_html(asks, mark="home"), visible=False), visible=lambda: self._asks)
         for label, press in (("Save and go to the start page", go_home), ("Stay here", self._stay)):
@@ -422,10 +422,10 @@ class StatusPanel(Panel):
         self.add(PreviewBar(page))
         self.add(BesideBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
-        begins = "Makes a new run ready beside this one, with settings to choose; this one stays as it is."
-        ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."
+        begins = "Prepares a new run with settings to choose; this run stays as it is."
+        ends = "Stop saves a checkpoint and ends the training; Save writes one and continues."
         self._primary = self.button("Start training", lambda _: self._press(), ACCENT, visible=can_train)
-        goes_on = "How many steps the button above adds to those that are done."
+        goes_on = "How many steps the button above adds to those already done."
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
         self._typed = False  # somebody has chosen how many
         self._more.on_update(self._choose_more)

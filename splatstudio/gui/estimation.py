@@ -64,11 +64,11 @@ class EstimationPage(PassedOn):
         self._train = server.gui.add_button(
             TRAIN,
             disabled=True,
-            hint="The mapping goes on meanwhile; photos that get a pose later can join the run.",
+            hint="Mapping continues meanwhile; photos that get a pose later can join the run.",
         )
         when_user(self._train, lambda *_: self._want_so_far())
         self._end = server.gui.add_button(
-            "End", color="gray", hint="What is finished is kept, and opening the photos again goes on."
+            "End", color="gray", hint="Finished work is kept; open the photos again to continue."
         )
         when_user(self._end, lambda *_: self._estimation.end())
 

@@ -43,8 +43,8 @@ OTHER_FRAME = (
     " does not lie where the cameras of the scene's files look, and these scores say nothing about it"
 )
 BESIDE = (
-    "such scores have models that are not where the cameras look: it may be of another scene, or lie in other"
-    " coordinates than the scene's files, as what nerfstudio exports does"
+    "scores this low mean that the model is not where the cameras look: it may be of another scene, or in"
+    " other coordinates than the scene's files, like exports of nerfstudio"
 )
 CLEARLY_WORSE = 3.0  # dB, for scores of the same model on most of the same photos
 ANOTHER_SCENE = (

@@ -88,7 +88,7 @@ class HeadlessController:
         except OSError as error:
             if self._job.attempt == 0:
                 raise
-            self._tell(messages.Warned(f"It cannot be steered for now, and tries again: {error}."))
+            self._tell(messages.Warned(f"It cannot be steered for now and tries again: {error}."))
             threading.Thread(target=self._keep_trying, args=(at, store_at), daemon=True).start()
 
     def _keep_trying(self, at: Address | None, store_at: Address | None) -> None:

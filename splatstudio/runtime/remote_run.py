@@ -327,7 +327,7 @@ class RemoteRun:
     def _dial_again(self) -> RemoteLine | None:
         """Return another line to the training; None where this side has left, or has given up."""
         self._listener.receive(messages.StateChanged("restarting"))
-        self._listener.receive(messages.Warned("The connection to the training broke; it is tried again."))
+        self._listener.receive(messages.Warned("The connection to the training broke and is tried again."))
         try:
             line = dial_again(self._plan.dialed, self._left)
         except ValueError as error:

@@ -484,7 +484,7 @@ class Training:
         try:
             session.note_setting(path, value)
         except OSError as error:
-            self._emit(messages.Warned(f"Changed, but not noted in metrics.jsonl: {reason(error)}"))
+            self._emit(messages.Warned(f"Changed, but not recorded in metrics.jsonl: {reason(error)}"))
         self._news.offer(session)
 
     def _save(self, session: Session, command: messages.Save) -> None:
@@ -497,7 +497,7 @@ class Training:
             )
             return
         if session.evaluating:
-            self._emit(messages.Warned("An evaluation is under way already."))
+            self._emit(messages.Warned("An evaluation is already in progress."))
             return
         started = time.monotonic()
         try:

@@ -10,49 +10,55 @@ from splatstudio.settings.setting import documented, setting
 @documented
 @dataclass(frozen=True)
 class ExposureConfig:
-    """A color correction of each training photo, learned besides the model and seen by the loss alone.
+    """A color correction for each training photo, learned beside the model and used only in the loss.
 
-    The model is drawn without it. Test photos have none: their PSNR is the plain one.
+    The model is rendered without it. Test photos have none, so their PSNR is uncorrected.
     """
 
     enabled: bool = setting(False, "Learn an affine map of colors (3 x 4) for each training photo.")
     lr: float = setting(2e-2, "Learning rate of the maps at the first step.", 0, 1, live=True)
-    lr_decay: float = setting(0.05, "That rate at the last step over that at the first.", 1e-6, 1)
-    stay: float = setting(0.1, "Weight of the mean square by which a map differs from none.", 0, live=True)
-    grid: bool = setting(
-        False, "Learn a bilateral grid of such maps for each photo (place and brightness) instead."
+    lr_decay: float = setting(0.05, "Final learning rate as a share of the initial one.", 1e-6, 1)
+    stay: float = setting(
+        0.1, "Weight of the mean squared deviation of a map from the identity.", 0, live=True
     )
-    grid_size: int = setting(4, "Cells of a grid along each side of the photo.", 2, 64)
-    grid_depth: int = setting(2, "Cells of a grid from dark to bright.", 2, 32)
+    grid: bool = setting(
+        False, "Learn a bilateral grid of such maps (by position and brightness) for each photo instead."
+    )
+    grid_size: int = setting(4, "Grid cells along each side of the photo.", 2, 64)
+    grid_depth: int = setting(2, "Grid cells from dark to bright.", 2, 32)
     grid_smooth: float = setting(
-        10.0, "Weight of the mean square difference of neighboring cells.", 0, live=True
+        10.0, "Weight of the mean squared difference between neighboring cells.", 0, live=True
     )
 
 
 @documented
 @dataclass(frozen=True)
 class PoseConfig:
-    """A small correction of each training camera; test cameras and the ones that are shown stay as read.
+    """A small correction of each training camera; test cameras and displayed cameras stay unchanged.
 
     An export with cameras writes the corrected ones.
     """
 
     enabled: bool = setting(
-        False, "Learn where the training cameras really stood; an export with cameras writes that."
+        False, "Refine the poses of the training cameras; an export with cameras writes the refined ones."
     )
     start_step: int = setting(200, "Steps before the first correction.", 0)
     lr: float = setting(
-        5e-4, "Learning rate of rotations (radians) and of shifts over the scene's extent.", 0, 1, live=True
+        5e-4,
+        "Learning rate of rotations (radians) and of shifts (relative to the scene's extent).",
+        0,
+        1,
+        live=True,
     )
-    lr_decay: float = setting(0.1, "That rate at the last step over that at the first.", 1e-6, 1)
+    lr_decay: float = setting(0.1, "Final learning rate as a share of the initial one.", 1e-6, 1)
 
 
 @documented
 @dataclass(frozen=True)
 class SkyConfig:
-    """A learned color behind everything, by viewing direction; files of Gaussians cannot hold it."""
+    """A learned background color by viewing direction, which files of Gaussians cannot store."""
 
-    enabled: bool = setting(False, "Learn what is behind the scene, in place of a fixed background.")
+    enabled: bool = setting(False, "Learn the background behind the scene instead of using a fixed color.")
     degree: int = setting(2, "Degree of its spherical harmonics; 0: one color everywhere.", 0, 3)
     lr: float = setting(5e-3, "Learning rate of its coefficients.", 0, 1, live=True)
 
@@ -60,61 +66,63 @@ class SkyConfig:
 @documented
 @dataclass(frozen=True)
 class DepthConfig:
-    """The depth of the sparse points as a guide: for COLMAP scenes, which tell who sees which point.
+    """The depth of the sparse points as a guide: for COLMAP scenes, which record who sees which point.
 
-    In other scenes nothing guides.
+    It has no effect in other scenes.
     """
 
     weight: float = setting(
-        0.0, "Weight of the mean error of extent/depth at each view's sparse points; 0: off.", 0, 100
+        0.0, "Weight of the mean error of extent/depth at the sparse points of each view; 0: off.", 0, 100
     )
-    weight_decay: float = setting(0.01, "That weight at the last step over that at the first.", 1e-6, 1)
+    weight_decay: float = setting(0.01, "Final weight as a share of the initial one.", 1e-6, 1)
 
 
 @documented
 @dataclass(frozen=True)
 class ShapeConfig:
-    """What shapes Gaussians may take, and whether they must be seen; of any strategy."""
+    """Which shapes Gaussians may take and how often they must be seen, for every strategy."""
 
     opacity_weight: float = setting(0.0, "Weight of the mean opacity in the loss.", 0, 10, live=True)
     scale_weight: float = setting(0.0, "Weight of the mean size in the loss.", 0, 10, live=True)
     max_scale: float = setting(
-        0.0, "Largest standard deviation over the scene's extent; 0: no limit.", 0, live=True
+        0.0, "Largest standard deviation relative to the scene's extent; 0: no limit.", 0, live=True
     )
     max_ratio: float = setting(
         0.0,
-        "Longest over middle standard deviation at most, 1 or more: no needles. 0: no limit.",
+        "Largest ratio of the longest to the middle standard deviation, against needles; 0: no limit.",
         0,
         live=True,
         least=1,
     )
     max_thickness: float = setting(
         0.0,
-        "Shortest over middle standard deviation at most: discs, which lie on surfaces. 0: no limit.",
+        "Largest ratio of the shortest to the middle standard deviation, for discs on surfaces; 0: no limit.",
         0,
         1,
         live=True,
     )
-    min_views: int = setting(0, "Remove splats that fewer training photos show; 0: never.", 0, live=True)
+    min_views: int = setting(
+        0, "Remove splats that are visible in fewer training photos than this; 0: never.", 0, live=True
+    )
     min_views_every: int = setting(1000, "Steps between two such removals.", 1)
 
 
 @documented
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Gaussians left out of each step by chance, for scenes of few photos (Park et al. 2025).
+    """Gaussians randomly left out of each step, for scenes with few photos (Park et al. 2025).
 
-    Each then has to be right for itself, and what shows the photos only together does not last. The
-    training's own PSNR is that of the pictures without them, lower than that of the model.
+    Each one then has to be right by itself, because combinations that only fit together do not last. The
+    training PSNR is measured without the Gaussians left out, so it is lower than that of the model.
     """
 
     rate: float = setting(
-        0.0, "Share of the splats that a step leaves out at most, with very few photos.", 0, 0.9
+        0.0, "Largest share of splats left out of a step, reached with very few photos.", 0, 0.9
     )
-    grown_at: int = setting(7000, "The share grows evenly up to this step: the longer, the more overfits.", 1)
-    photos: int = setting(
-        40, "The share falls evenly with the number of training photos, to 0 with so many.", 1
+    grown_at: int = setting(
+        7000, "Step until which the share grows linearly, since overfitting grows with training.", 1
     )
+    photos: int = setting(40, "Number of training photos at which the share has fallen linearly to 0.", 1)
 
     def rate_at(self, step: int, num_photos: int) -> float:
         """Return what share is left out of the step after `step` others."""

@@ -45,21 +45,26 @@ class OptimConfig:
     means_lr: float = setting(
         1.6e-4, "Learning rate of positions, times the scene's extent.", 0, 1, live=True
     )
-    means_lr_decay: float = setting(0.01, "Positions' rate at the last step over that at the first.", 1e-6, 1)
+    means_lr_decay: float = setting(
+        0.01, "Final learning rate of positions as a share of the initial one.", 1e-6, 1
+    )
     scales_lr: float = setting(5e-3, "Learning rate of the log scales.", 0, 1, live=True)
     quats_lr: float = setting(1e-3, "Learning rate of the rotations.", 0, 1, live=True)
     opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
     sh0_lr: float = setting(2.5e-3, "Learning rate of the base color.", 0, 1, live=True)
     shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent color.", 0, 1, live=True)
     rest_lr_decay: float = setting(
-        1.0, "The other rates at the last step over those at the first; 1: they stay as they are.", 1e-6, 1
+        1.0, "Final value of the other learning rates as a share of the initial one; 1: constant.", 1e-6, 1
     )
     lr_scale_short_runs: float = setting(
-        0.0, "Multiply all rates in a training of fewer than 30,000 steps by (30,000 / steps) to this.", 0, 1
+        0.0,
+        "In trainings of fewer than 30,000 steps, multiply all rates by (30,000 / steps) to this power.",
+        0,
+        1,
     )
     visible_only: bool = setting(
         False,
-        "Move only the splats that the photo shows, moments included; 0.4 to 1.3 dB worse in tests.",
+        "Update only splats visible in the photo, including Adam's moments; 0.4 to 1.3 dB worse in tests.",
         live=True,
     )
 
@@ -70,92 +75,101 @@ class TrainConfig:
     """One training: what to optimize, how long, and what to write when."""
 
     steps: int = setting(30_000, "Training steps.", 1, 10**9, live=True)
-    downscale: int = setting(1, "Divide the photos' width and height by this (area filter).", 1, 64)
+    downscale: int = setting(1, "Divide the width and height of the photos by this (area filter).", 1, 64)
     images: str = setting(
-        "", "Folder of the photos, in the scene or elsewhere, where it is not the one its files name."
+        "", "Folder of the photos, inside or outside the scene, if it is not the one named in its files."
     )
     model: int = setting(
         -1,
-        "Number of the COLMAP model to use where there are several; -1: the one with most photos.",
+        "Number of the COLMAP model to use if there are several; -1: the one with the most photos.",
         -1,
     )
-    test_every: int = setting(8, "Every n-th photo, by name, is held out for the test; 0: none.", 0)
+    test_every: int = setting(8, "Hold out every n-th photo, sorted by name, for the test; 0: none.", 0)
     test_images: tuple[str, ...] = setting(
-        (), "Names of the photos to hold out, by commas, in place of every test_every-th."
+        (), "Names of the photos to hold out instead of every n-th one, separated by commas."
     )
     batch_size: int = setting(
-        1, "Photos a step on each GPU (or CPU process); learning rates follow the number of all.", 1, 64
+        1, "Photos per step on each GPU (or CPU process); learning rates follow the total number.", 1, 64
     )
     accumulate: int = setting(
-        1, "Rounds of batch_size photos a step: as a larger batch_size, in less memory.", 1, 64
+        1, "Rounds of batch_size photos per step: like a larger batch_size, but with less memory.", 1, 64
     )
     seed: int = setting(42, "Seed of every random choice.", -(2**63), 2**63 - 1)
-    sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
-    sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
+    sh_degree: int = setting(3, "Highest degree of the spherical harmonics (view-dependent color).", 0, 3)
+    sh_degree_every: int = setting(1000, "Steps between two increases of the degree in use.", 1)
     sh_photos: float = setting(
         0.0,
-        "No degree is used with fewer photos for each of its coefficients; 0: any number will do.",
+        "Photos needed per coefficient before a degree is used; 0: no minimum.",
         0,
     )
     sh_degree_limit: int = setting(
-        3, "Highest degree in use from now on; higher ones are kept as they are.", 0, 3, live=True
+        3,
+        "Highest degree in use from now on; coefficients of higher degrees stay unchanged.",
+        0,
+        3,
+        live=True,
     )
     ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
-    init_opacity: float = setting(0.1, "Opacity of the first splats.", 0.001, 0.999)
-    init_scale: float = setting(1.0, "Size of the first splats over the distance to their neighbors.", 1e-3)
+    init_opacity: float = setting(0.1, "Opacity of the initial splats.", 0.001, 0.999)
+    init_scale: float = setting(
+        1.0, "Size of the initial splats relative to the distance to their neighbors.", 1e-3
+    )
     init: str = setting(
-        "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
+        "", "Model to start from (a file, run or checkpoint), at full SH degree; default: the scene's points."
     )
     init_fit: bool = setting(
-        False, "Turn, scale and shift the model of init to the scene's points: it has other coordinates."
+        False,
+        "Rotate, scale and shift a starting model in other coordinates onto the scene's points.",
     )
-    init_random: int = setting(20_000, "Number of random splats where the scene has no points.", 1)
-    antialiased: bool = setting(False, "Compensate the opacity of splats smaller than a pixel.")
+    init_random: int = setting(20_000, "Number of random initial splats if the scene has no points.", 1)
+    antialiased: bool = setting(False, "Reduce the opacity of splats smaller than a pixel (anti-aliasing).")
     background: tuple[float, float, float] = setting(
         (0.0, 0.0, 0.0), "Color behind the scene.", 0, 1, live=True
     )
     random_background: bool = setting(
-        False, "A random background each step: discourages transparency.", live=True
+        False, "Use a random background in each step, which discourages transparency.", live=True
     )
-    near: float = setting(0.01, "Nearest depth that is drawn, scene units.", 1e-6)
-    far: float = setting(1e10, "Farthest depth that is drawn, scene units.", 1e-6)
+    near: float = setting(0.01, "Nearest depth that is rendered, in scene units.", 1e-6)
+    far: float = setting(1e10, "Farthest depth that is rendered, in scene units.", 1e-6)
     eval_steps: tuple[int, ...] = setting(
         (7000, 30_000), "Steps after which the test photos are evaluated.", 1
     )
     eval_every: int = setting(
         -1,
-        "Steps between two evaluations of the test photos, beside eval_steps; 0: none; -1: chosen by the"
-        " number of photos, for about 2 % of the time.",
+        "Steps between two evaluations of the test photos, in addition to eval_steps; 0: none; -1: chosen"
+        " from the number of photos to take about 2 % of the time.",
         -1,
         live=True,
     )
     stop_when_flat: bool = setting(
         False,
-        "End the training, saved, when the test PSNR stands still; evaluates where eval_every is 0, too.",
+        "Save and end the training when the test PSNR stops improving; evaluates even if eval_every is 0.",
         live=True,
     )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
     save_minutes: float = setting(
         10.0,
-        "Minutes after the last checkpoint until one is written that the next one replaces; 0: never. The"
-        " first ones come sooner, after 1, 2, 4, ... minutes of training.",
+        "Minutes between automatic checkpoints, each of which replaces the one before; 0: never. The first"
+        " ones come sooner, after 1, 2, 4, ... minutes of training.",
         0,
         live=True,
     )
-    keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
+    keep: int = setting(
+        0, "Number of newest checkpoints to keep; older ones are deleted. 0: keep all.", 0, live=True
+    )
     precision: Precision = setting(  # noqa: RUF009 - likewise
         "auto",
-        "What ranks send each other in training: all in 32 bits (fp32), or colors and most gradients in 16"
-        " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
+        "Precision of what ranks exchange: everything in 32 bits (fp32), or colors and most gradients in 16"
+        " (mixed); auto: mixed between machines, fp32 within one. No effect on one rank.",
     )
     order: Order = setting(  # noqa: RUF009 - likewise
         "insertion",
-        "How splats lie in memory: as born, or after each densification along a Morton curve (morton),"
-        " neighbors together, which is faster where there are very many. Choices by chance are the same.",
+        "Order of the splats in memory: as inserted, or sorted along a Morton curve after each densification"
+        " (morton), which is faster with very many splats. Random choices do not depend on it.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default",
-        "Densification strategy, by which splats come and go; --preset also sets what goes well with it.",
+        "Densification strategy: how splats are added and removed; --preset also sets what suits it.",
     )
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)

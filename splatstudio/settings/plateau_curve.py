@@ -21,15 +21,15 @@ NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation, of nor
 @documented
 @dataclass(frozen=True)
 class PlateauConfig:
-    """When the test PSNR counts as flat: it is told then, and with stop_when_flat the training stops."""
+    """When the test PSNR counts as flat: you are told, and with stop_when_flat the training ends."""
 
     gain: float = setting(
-        0.05, "It is flat where it gains less than this over flat.share of the steps, dB; 0: never.", 0, 10
+        0.05, "It is flat if it gains less than this over flat.share of the steps, dB; 0: never.", 0, 10
     )
     share: float = setting(
-        0.15, "Share of the steps that is looked back on, or more where scores are noisy.", 0.01, 1
+        0.15, "Share of the steps that is considered, or more if scores are noisy.", 0.01, 1
     )
-    scores: int = setting(5, "Evaluations that must lie in that time; else it is longer.", 4)
+    scores: int = setting(5, "Least number of evaluations in that time; with fewer, it is extended.", 4)
 
 
 @dataclass(frozen=True)

@@ -86,18 +86,18 @@ _FAST: Mapping[str, Any] = {
 _PRESETS = (
     Preset(
         "preview",
-        "A usable picture in the shortest time.",
+        "A usable result in the shortest time.",
         {**_FAST, "steps": 1500, "fast.density": 0.09, "coarse.halves_until": 1.0},
     ),
     Preset("default", "The original 3DGS method (Kerbl et al. 2023).", {}),
     Preset(
         "quality",
-        "The rules of mcmc with twice as many splats: the finest detail.",
+        "Like mcmc with twice as many splats: the finest detail.",
         {**_MCMC, "mcmc.density": 0.6},
     ),
     Preset(
         "mcmc",
-        "A chosen number of splats that move to where they are needed (Kheradmand et al. 2024).",
+        "A fixed number of splats, moved to where they are needed (Kheradmand et al. 2024).",
         _MCMC,
     ),
     Preset(
@@ -107,7 +107,7 @@ _PRESETS = (
     ),
     Preset(
         "surface",
-        "Flat splats that lie on surfaces: for meshes and measuring.",
+        "Flat splats that lie on surfaces, for meshes and measuring.",
         {"shapes.max_thickness": 0.1},
     ),
 )

@@ -14,41 +14,47 @@ StrategyName = Literal["default", "absgrad", "mcmc", "fast"]
 @documented
 @dataclass(frozen=True)
 class DensifyConfig:
-    """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
+    """Rules for clone, split, prune and opacity reset (Kerbl et al. 2023, with gsplat's statistics)."""
 
-    enabled: bool = setting(True, "Add and remove splats while training.", live=True)
+    enabled: bool = setting(True, "Add and remove splats during training.", live=True)
     start_step: int = setting(
-        500, "Step after which splats are added and removed; at the latest after a sixth of the steps.", 0
+        500, "Step from which splats are added and removed; a sixth of all steps at the latest.", 0
     )
     stop_step: int = setting(
-        15_000, "Step from which none are added or removed; at the latest after half of the steps.", 0
+        15_000, "Step at which adding and removing ends; half of all steps at the latest.", 0
     )
     every: int = setting(100, "Steps between two densifications.", 1)
     reset_every: int = setting(3000, "Steps between two opacity resets.", 1)
     pause_after_reset: int = setting(
-        0, "Steps without densification after each opacity reset, and at the beginning.", 0
+        0, "Steps without densification after each opacity reset and at the start.", 0
     )
     grow_grad: float = setting(
         2e-4, "Mean screen-space gradient above which a splat is cloned or split.", 0, live=True
     )
     grow_scale3d: float = setting(
-        0.01, "Size over scene extent below which to clone, above which to split.", 0
+        0.01,
+        "Size, relative to the scene extent, up to which a splat is cloned and above which it is split.",
+        0,
     )
-    grow_scale2d: float = setting(0.05, "Screen size (share of the longer side) above which to split.", 0)
+    grow_scale2d: float = setting(
+        0.05, "Screen size (share of the longer side) above which a splat is split.", 0
+    )
     prune_opacity: float = setting(
         0.005,
-        "Opacity below which a splat is removed; a reset lowers to twice this.",
+        "Opacity below which a splat is removed; a reset lowers opacities to twice this.",
         1e-4,
         0.4,
         live=True,
     )
-    prune_scale3d: float = setting(0.1, "Size over scene extent above which one is removed after a reset.", 0)
-    prune_scale2d: float = setting(
-        0.15, "Screen size above which one is removed, while stop_scale2d_step.", 0
+    prune_scale3d: float = setting(
+        0.1, "Size, relative to the scene extent, above which a splat is removed after the first reset.", 0
     )
-    stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules hold; 0: never.", 0)
+    prune_scale2d: float = setting(
+        0.15, "Screen size above which a splat is removed, until stop_scale2d_step.", 0
+    )
+    stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules apply; 0: never.", 0)
     max_gaussians: int = setting(
-        2_000_000, "No splats are added above this number, by whatever strategy.", 1, live=True
+        2_000_000, "Limit on the number of splats, for every strategy.", 1, live=True
     )
 
     def ends(self, steps: int) -> int:
@@ -59,7 +65,7 @@ class DensifyConfig:
 @documented
 @dataclass(frozen=True)
 class AbsgradConfig:
-    """What *absgrad* has of its own (Ye et al. 2024, AbsGS); all else is as in `densify`."""
+    """Settings of *absgrad* (Ye et al. 2024, AbsGS); everything else is as in `densify`."""
 
     grow_grad: float = setting(
         8e-4, "Mean absolute screen-space gradient above which a splat grows.", 0, live=True
@@ -69,39 +75,47 @@ class AbsgradConfig:
 @documented
 @dataclass(frozen=True)
 class McmcConfig:
-    """What *mcmc* has of its own (Kheradmand et al. 2024).
+    """Settings of *mcmc* (Kheradmand et al. 2024).
 
-    It differs from the paper by guided and spread, and in that parents keep their Adam moments. Of `densify`
-    it has enabled and max_gaussians alone.
+    It differs from the paper by guided and spread, and because parents keep their Adam moments. Of `densify`
+    it uses only enabled and max_gaussians.
     """
 
     start_step: int = setting(
-        500, "Step after which splats move and are added; at the latest after a sixth of the steps.", 0
+        500, "Step from which splats are relocated and added; a sixth of all steps at the latest.", 0
     )
     stop_step: int = setting(
-        25_000, "Step from which none move or are added; at the latest after five sixths of the steps.", 0
+        25_000, "Step at which relocating and adding ends; five sixths of all steps at the latest.", 0
     )
     every: int = setting(100, "Steps between two relocations.", 1)
     max_gaussians: int = setting(
-        0, "Target count, densify.max_gaussians at most; 0: as many as density says.", 0
+        0, "Target number of splats, up to densify.max_gaussians; 0: computed from density.", 0
     )
     density: float = setting(
-        0.3, "Target count over the pixels of a photo times the square root of their number.", 1e-3, 100
+        0.3,
+        "Target number of splats = density x pixels per photo x square root of the number of photos.",
+        1e-3,
+        100,
     )
     grow_factor: float = setting(
-        1.05, "At least so many times as many after each relocation, up to all.", 1, 2
+        1.05,
+        "Growth of the number of splats at each relocation, at least, until the target is reached.",
+        1,
+        2,
     )
-    min_opacity: float = setting(0.005, "Opacity up to which a splat is dead.", 1e-4, 0.4)
-    noise: float = setting(5e5, "Size of the positions' noise, times their learning rate and covariance.", 0)
+    min_opacity: float = setting(0.005, "Opacity up to which a splat counts as dead.", 1e-4, 0.4)
+    noise: float = setting(
+        5e5, "Scale of the noise on positions, multiplied by their learning rate and covariance.", 0
+    )
     noise_every: int = setting(
-        1, "Steps between two times of noise, which is larger by the square root of their number.", 1
+        1, "Steps between two additions of noise, which is scaled by the square root of this number.", 1
     )
     guided: bool = setting(
-        True, "Samples go where the mean absolute gradients are large, not where opacities are (the paper)."
+        True, "Sample new splats by mean absolute gradients, not by opacities (as in the paper)."
     )
     spread: float = setting(
         0.5,
-        "Where parents and born lie: at random in what was one, by so many times its size; 0: at its center.",
+        "Random offset of a split splat's parts, relative to its size; 0: both at its center.",
         0,
         0.9,
     )
@@ -114,32 +128,34 @@ class McmcConfig:
 @documented
 @dataclass(frozen=True)
 class FastConfig:
-    """What *fast* has of its own: more grow than there are to be, then the least needed go.
+    """Settings of *fast*: it grows more splats than needed, then removes the least important ones.
 
-    All else is as in `mcmc`, of which it has all settings but density and max_gaussians.
+    Everything else is as in `mcmc`, whose settings it uses, except density and max_gaussians.
     """
 
     density: float = setting(
         0.15,
-        "Count in the end, over the pixels of a photo times the square root of their number; fewer in few"
-        " steps with photos of above 40,000 pixels, more in many, see long_growth.",
+        "Final number of splats = density x pixels per photo x square root of the number of photos; fewer in"
+        " short trainings with photos above 40,000 pixels, more in long ones, see long_growth.",
         1e-3,
         100,
     )
     long_growth: float = setting(
         0.25,
-        "Steps, 2,000 to 30,000 of them, multiply the count of density by (steps / 2,000) to this.",
+        "Multiply the number of splats by (steps / 2,000) to this power, from 2,000 to 30,000 steps.",
         0,
         1,
     )
     thin_at: float = setting(
-        0.6, "Share of the steps after which all photos are asked and the least needed go; 1: never.", 0, 1
+        0.6, "Share of the steps after which the least important splats are removed; 1: never.", 0, 1
     )
     thin_share: float = setting(
-        0.32, "Share of all that is removed then; until then there are so many more.", 0, 0.9
+        0.32, "Share of the splats removed then; until then there are more by that much.", 0, 0.9
     )
     min_weight: float = setting(
-        0.02, "Sum of its weights, px, that a photo must show, or a splat is removed then.", 0
+        0.02,
+        "Smallest contribution to any photo (sum of weights, px) with which a splat survives that removal.",
+        0,
     )
 
     def thins(self, steps: int) -> int:
@@ -150,18 +166,20 @@ class FastConfig:
 @documented
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Coarse to fine: smaller photos first, and later halves of them, which are as cheap."""
+    """Coarse to fine: smaller photos first and then halves of photos, which are just as cheap."""
 
-    first: float = setting(1.0, "By what the sides are divided at the first step; 1: never smaller.", 1, 64)
-    until: float = setting(0.5, "Share of the steps after which they have their full size.", 0.01, 1)
+    first: float = setting(
+        1.0, "Divisor of the photos' sides at the first step; 1: full size from the start.", 1, 64
+    )
+    until: float = setting(0.5, "Share of the steps after which photos have their full size.", 0.01, 1)
     halves_from: float = setting(
-        1.0, "Share of the steps from which each learns from a half of its photo alone; 1: never.", 0, 1
+        1.0, "Share of the steps from which each step uses only one half of its photo; 1: never.", 0, 1
     )
     halves_until: float = setting(
-        1.0, "Share of the steps from which photos are whole again; 1: never.", 0, 1
+        1.0, "Share of the steps from which whole photos are used again; 1: never.", 0, 1
     )
     halves_within: int = setting(
-        8000, "Steps of a training up to which halves_from holds; in longer ones photos stay whole.", 1
+        8000, "Longest training, in steps, in which halves_from applies; longer ones use whole photos.", 1
     )
 
 

@@ -132,14 +132,14 @@ def _note_on_photos(scene: Scene) -> str | None:
         all_of_them = len(dark) == len(asked)
         return (
             f"{'The photos are' if all_of_them else few} nearly black: the brightest value of"
-            f" {scene.views[dark[0]].name} is {brightest[asked.index(dark[0])]} of 255. Photos of 16 bits are"
-            " taken to use all of them: scale those of a camera that has 10 to 14."
+            f" {scene.views[dark[0]].name} is {brightest[asked.index(dark[0])]} of 255. Photos of 16 bits"
+            " are assumed to use the full range: rescale those of a camera with 10 to 14 bits."
         )
     clear = [index for index, photo in zip(asked, photos, strict=True) if photo.alpha is not None]
     if clear and scene.format != "Blender":  # whose photos are meant so
         return (
-            f"{scene.views[clear[0]].name} is transparent in places: what is clear there becomes empty space."
-            " What is only not to count is black in a mask."
+            f"{scene.views[clear[0]].name} is transparent in places: transparent pixels become empty space."
+            " To ignore pixels instead, use a mask that is black there."
         )
     return None
 

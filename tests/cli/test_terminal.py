@@ -98,7 +98,7 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end(
             print("step 2", flush=True)
         assert sys.stdout is log
         monkeypatch.undo()
-    told = "Not all that was told could be written to standard output: No space left on device.\n"
+    told = "Some output could not be written to standard output: No space left on device.\n"
     assert capfd.readouterr().err == told
 
 

@@ -242,7 +242,7 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     shown: list[Trim] = []
     again = TrimSection(page, shown.append)
     assert again.trim == first.trim == shown[-1] and again.trim.crop is not None
-    assert [notice.title for notice in notices] == ["Filtered as the last time"]
+    assert [notice.title for notice in notices] == ["Filtered like last time"]
     again.surround(np.zeros(3), 5.0)
     assert again.trim == first.trim, "a new model does not move what somebody has laid"
     # Elsewhere in the world the same numbers would be another box.

@@ -104,7 +104,7 @@ def test_growth_scores_and_resets_are_told_and_small_changes_are_not() -> None:
     assert told_of(TrainConfig(steps=4000), events) == [
         "Step 0: training begins with 100 splats; 42 photos to learn from, 6 for the test",
         "Step 700: grown from 100 to 160 splats",
-        "Step 900: opacities lowered, so that what is not needed can go",
+        "Step 900: opacities lowered, so that unneeded splats can be removed",
         "Step 900: thinned from 160 to 90 splats",
         "Step 1,000: the limit on the number of splats is reached, 95",
         "Step 1,200: thinned by 30 to 70 splats",
@@ -122,9 +122,9 @@ def test_finer_photos_and_colors_are_told_when_they_come() -> None:
         "Step 0: photos at about 1/4 of their size at first",
         "Step 500: photos at about 1/3 of their size from here on",
         "Step 1,000: photos at about 1/2 of their size from here on",
-        "Step 1,000: colors depend more on the view from here on (SH degree 1)",
+        "Step 1,000: more view-dependent color from here on (SH degree 1)",
         "Step 2,000: photos in full size from here on",
-        "Step 2,000: colors depend more on the view from here on (SH degree 2)",
+        "Step 2,000: more view-dependent color from here on (SH degree 2)",
     ]
     last = [Started(2500, 3000, 100, 42, 6), progress(3000)]
     assert len(told_of(replace(config, steps=3000), last)) == 1, "no step comes that would have more colors"

@@ -330,7 +330,7 @@ def test_what_is_behind_another_model_is_said_as_it_is(page: Page) -> None:
     controller.preview.path = Path("other.ply")
     bar = PreviewBar(page)
     said = {
-        Status(state="training", has_model=True): "goes on behind it",
+        Status(state="training", has_model=True): "continues behind it",
         Status(state="paused", has_model=True): "is paused",
         Status(state="finished", has_model=True): "has stopped",
         Status(state="ended"): "has ended",
@@ -341,11 +341,11 @@ def test_what_is_behind_another_model_is_said_as_it_is(page: Page) -> None:
         bar.refresh()
         text = bar._text.content
         assert bar._text.visible and "other.ply" in text and words in text, text
-        assert ("goes on" in text) == (status.state == "training")
+        assert ("continues" in text) == (status.state == "training")
     assert "is being read" in bar._text.content and "exports" not in bar._text.content
     controller.preview.loaded = ModelLoaded(9, 1234, (0.0, 0.0, 0.0), 1.0)
     bar.refresh()
-    assert "1,234 splats; pictures, videos and exports take it" in bar._text.content
+    assert "1,234 splats; pictures, videos and exports use it" in bar._text.content
     controller.preview.path = None
     bar.refresh()
     assert not bar._text.visible

@@ -268,7 +268,7 @@ def test_an_orbit_needs_no_scene(model: Model, tmp_path: Path, command: CommandL
     far = replace(model, gaussians=transformed(model.gaussians, shift))
     options = ("--orbit", "--width", 48, "--height", 48, "--seconds", 1, "--fps", 4)
     code, printed = command("render", far.save_ply(tmp_path / "far.ply"), *options, "-o", tmp_path / "frames")
-    assert code == 0 and "around the middle of the splats themselves" in printed
+    assert code == 0 and "around the center of the splats" in printed
     frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
     assert len(frames) == 4
     for frame in frames:  # the splats fill the middle, from every side

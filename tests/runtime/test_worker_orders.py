@@ -116,7 +116,9 @@ def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path
     worker.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
     worker.pause()
     assert not worker.of(messages.Evaluated), "it waited"
-    assert [event.sentence for event in worker.of(messages.Warned)] == ["An evaluation is under way already."]
+    assert [event.sentence for event in worker.of(messages.Warned)] == [
+        "An evaluation is already in progress."
+    ]
     assert worker.of(messages.SettingChanged)[0].step == 5
     (tmp_path / "go on").touch()
     assert worker.wait(messages.Evaluated).step == 5, "the evaluation goes on"

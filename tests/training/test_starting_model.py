@@ -272,7 +272,7 @@ def test_photos_that_are_transparent_in_places_are_told(blob_folder: Path, tmp_p
 
     folder = with_pictures(blob_folder, tmp_path / "clear", cleared)
     told = Trainer(api.load_scene(folder), TrainConfig(steps=5)).start_note
-    assert told is not None and "is transparent in places: what is clear there becomes empty space" in told
+    assert told is not None and "is transparent in places: transparent pixels become empty space" in told
 
 
 def test_photos_that_are_nearly_black_are_told(blob_folder: Path, tmp_path: Path) -> None:

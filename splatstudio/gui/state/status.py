@@ -51,8 +51,8 @@ HELP = {
     "optim.scales_lr": "How fast splats grow and shrink.",
     "optim.quats_lr": "How fast splats turn.",
     "optim.opacities_lr": "How fast splats become opaque or transparent.",
-    "optim.sh0_lr": "How fast the color changes that a splat shows from all sides.",
-    "optim.shN_lr": "How fast the color changes that depends on where one looks from, as gloss.",
+    "optim.sh0_lr": "How fast the base color of splats changes.",
+    "optim.shN_lr": "How fast view-dependent color, such as gloss, changes.",
 }
 
 # Numbers that stand for no number, and the word for each.

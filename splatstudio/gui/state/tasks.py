@@ -431,7 +431,7 @@ class Milestones:
     def _grow(self, event: messages.Densified) -> None:
         told = self._told_splats
         if event.change.opacities_reset:
-            self._tell(event.step, "opacities lowered, so that what is not needed can go")
+            self._tell(event.step, "opacities lowered, so that unneeded splats can be removed")
         gone = event.change.pruned
         if gone > NOTABLE_LOSS * (event.num_gaussians + gone):
             self._tell(event.step, f"thinned by {gone:,} to {event.num_gaussians:,} splats")
@@ -455,7 +455,7 @@ class Milestones:
         self._coarseness = coarseness
         degree = sh_degree_at(step, config, self._num_train)
         if degree > self._degree:
-            self._tell(step, f"colors depend more on the view from here on (SH degree {degree})")
+            self._tell(step, f"more view-dependent color from here on (SH degree {degree})")
         self._degree = degree
 
 

@@ -153,7 +153,7 @@ class DevicesPanel(RanksPanel):
 def ranks_html(told: tuple[RankFigures, ...]) -> str:
     """Return a row a rank."""
     if not told:
-        return note_html("The ranks have not told of themselves yet; they do while they train.")
+        return note_html("No data from the ranks yet; they report while they train.")
     return "".join(
         f'<div class="ss-rank" data-splatstudio="rank"><b>Rank {rank.rank}</b> '
         f'<span class="ss-muted">{html.escape(rank.host)}</span><br>'

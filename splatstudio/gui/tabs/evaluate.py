@@ -239,16 +239,16 @@ class EvaluatePanel(Panel):
                 "LPIPS",
                 tuple(NETWORKS),
                 initial_value="Both",
-                hint="Measured where the network's weights are installed.",
+                hint="Measured if the network's weights are installed.",
             )
             self._weights = self.add(LpipsWeights(page, lambda: NETWORKS[self._lpips.value]))
             self._correct = gui.add_checkbox(
-                "Color-corrected PSNR", False, hint="After the affine map of colors that fits a photo best."
+                "Color-corrected PSNR", False, hint="After the affine color map that fits the photo best."
             )
             self._merged = gui.add_text(
-                "Merged file", "", hint="Its ending says the format; none: a checkpoint."
+                "Merged file", "", hint="The ending chooses the format; none: a checkpoint."
             )
-            self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
+            self._exported = gui.add_text("Export file", "", hint="The ending chooses the format.")
         self._scores = ScoresSection(page, compare)
         self.runs = RunComparison(page, lambda: self._list.folders)
         when_user(self._more, lambda _, button: self._do_more(button))
@@ -482,7 +482,7 @@ class NamedScene(Panel):
         """Build both; `evaluate` is given the open file and the scene, None where none was typed."""
         super().__init__(page)
         self._offered: Path | None = None
-        shows = "The folder of the scene that the models show: its test photos are compared with."
+        shows = "The folder of the scene that the models show; its test photos are used for comparison."
         self._field = self.gui.add_text("Scene", "", hint=shows)
         browse_button(self, "Browse for the scene", self._field, lambda: None)
         self.button_of_file = self.button(

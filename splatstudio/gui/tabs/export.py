@@ -35,7 +35,7 @@ class ExportPanel(Panel):
         self._upright = gui.add_checkbox(
             "Align upright",
             False,
-            hint="As other viewers show it, centered and scaled as here; else in the scene's coordinates.",
+            hint="Upright, centered and scaled as here; otherwise in the scene's coordinates.",
             visible=has_scene,
         )
         self._cameras = gui.add_checkbox(

@@ -35,7 +35,7 @@ class LogPanel(Panel):
         self._told = self.gui.add_html("")
         self._text = self.gui.add_html("")
         self._follow = self.gui.add_checkbox(
-            "Follow", True, hint="Off: the text stands still, to be read or copied."
+            "Follow", True, hint="Off: the text stays still for reading or copying."
         )
         self.button("Download the log", self._send)
         self._place = self.gui.add_html("")

@@ -91,14 +91,14 @@ class MeshSection(Panel):
             min=FEWEST,
             max=MOST,
             step=32,
-            hint="Voxels along the longest side, at most; fewer where photos or memory say so.",
+            hint="Most voxels along the longest side; fewer if the photos or the memory limit it.",
         )
         self._triangles = gui.add_number(
             "Triangles",
             0,
             min=0,
             step=1000,
-            hint="About so many at most; 0: as many as there are.",
+            hint="Approximate maximum; 0: no limit.",
         )
         self._colors = gui.add_dropdown(
             "Mesh colors",
@@ -108,10 +108,10 @@ class MeshSection(Panel):
         self._texture = gui.add_dropdown(
             "Texture",
             (NO_TEXTURE, "1024", "2048", "4096"),
-            hint="Of the photos in their full size, so many texels wide: for .glb and .obj.",
+            hint="Painted from the full-size photos, this many texels wide; for .glb and .obj.",
         )
         self._closed = gui.add_checkbox(
-            "Close holes", False, hint="Nobody has seen what closes them; else they stay open."
+            "Close holes", False, hint="Fills holes that no photo saw; otherwise they stay open."
         )
         for control, there in (
             (self._resolution, True),

@@ -60,7 +60,7 @@ class PhotosPanel(Panel):
         """Read the report again, and tell of the end of an estimation."""
         before, self._report = self._report, self._store.report() or self._report
         if self._report is not None and self._report.doubtful and before is None:
-            sentence = "Places that look alike may have been taken for one: the tab Photos says which photos."
+            sentence = "Places that look alike may have been confused: the Photos tab lists the photos."
             self.page.notify(Notice("The poses may be wrong", sentence, bad=True))
         if self.estimation is None or not self.estimation.is_over or self._told_end:
             return

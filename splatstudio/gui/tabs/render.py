@@ -184,7 +184,7 @@ class PictureSection(Panel):
             disabled=lambda: self.controller.in_view.num_gaussians is None,
         )
         self.add(TaskBar(page, Snapshot))
-        page.hotkeys.add(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
+        page.hotkeys.add(None, "Take a picture", self._shoot, "What this browser shows, to its disk")
 
     def _shoot(self, client: viser.ClientHandle) -> None:
         viewpoint, controller = read_viewpoint(client.camera), self.controller
@@ -404,15 +404,15 @@ class MotionSection(Panel):
             hint="From the last keyframe to this one.",
         )
         fov = gui.add_slider("Field of view", 5.0, 120.0, 0.5, 50.0, hint="Vertical, in degrees.")
-        stretches = "Of the whole path; all times are stretched."
+        stretches = "Of the whole path; all times are scaled."
         duration = gui.add_number("Duration (s)", 2.0, min=0.1, max=36000.0, step=0.1, hint=stretches)
         tension = gui.add_slider(
-            "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: round through the keyframes; 1: slows down at each."
+            "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: smooth through the keyframes; 1: slows down at each."
         )
-        loop = gui.add_checkbox("Loop", False, hint="Lead from the last keyframe back to the first.")
-        shown = gui.add_checkbox("Show the path", True, hint="In the scene, to all who watch.")
+        loop = gui.add_checkbox("Loop", False, hint="Continue from the last keyframe back to the first.")
+        shown = gui.add_checkbox("Show the path", True, hint="In the scene, for all browsers.")
         shown.on_update(lambda _: drawn.show(shown.value))
-        undo = self.button("Undo", lambda _: editor.undo(), hint="Takes the last change of the path back.")
+        undo = self.button("Undo", lambda _: editor.undo(), hint="Undoes the last change of the path.")
         self.keep(undo, disabled=lambda: not editor.can_undo)
 
         def num() -> int:

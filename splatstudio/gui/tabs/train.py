@@ -226,39 +226,39 @@ CAPTURE_OPTIONS = (
         "Varying exposure",
         "exposure.enabled",
         True,
-        "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photo differ.",
+        "Clouds, lamps or automatic exposure: learns how the colors of each photo differ.",
     ),
     CaptureOption(
         "Camera poses",
         "poses.enabled",
         True,
-        "Learns where cameras that are a little off really stood. An export with cameras writes that.",
+        "Refines cameras that are slightly off. An export with cameras writes the refined ones.",
     ),
     CaptureOption(
         "Open sky",
         "sky.enabled",
         True,
-        "Learns the colors behind everything apart from the splats. An exported file is without them.",
+        "Learns a background behind the splats. Exported files do not contain it.",
     ),
     CaptureOption(
         "Anti-aliasing",
         "antialiased",
         True,
-        "Looks right from other distances than the photos'; exported files tell other programs to draw"
-        " them so, where the format can.",
+        "Looks right from other distances than the photos'; exported files tell other programs to render"
+        " this way if the format can.",
     ),
     CaptureOption(
         "Depth of the points",
         "depth.weight",
         0.1,
-        "Lets the depths of the sparse points guide the training, as most presets do.",
+        "Guides the training with the depths of the sparse points, as most presets do.",
         lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
         "Remove floaters",
         "shapes.min_views",
         2,
-        "Removes what fewer than two photos show, now and then.",
+        "Regularly removes splats that fewer than two photos show.",
     ),
 )
 
@@ -312,7 +312,7 @@ class Setup(Panel):
                     "Preset",
                     tuple(PRESETS),
                     initial_value=self._opened_with,
-                    hint="Settings tuned for one goal; each of them can still be changed.",
+                    hint="Settings tuned for one goal; you can still change each of them.",
                 ),
                 lambda _: self._preset,
                 lambda name: self.controller.choose_preset(name),

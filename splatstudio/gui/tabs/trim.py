@@ -50,13 +50,13 @@ class TrimSection(Panel):
         )
         self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
         self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
-        first = "Lays it where it lay at first."
+        first = "Resets it to where it was at first."
         self._again = self.button(SURROUND, lambda _: self._surround_again(), visible=False, hint=first)
         self._hide = gui.add_checkbox(
             "Hide the rest in the view",
             True,
             visible=False,
-            hint="All browsers show what the file will hold.",
+            hint="All browsers show what the file will contain.",
         )
         self._said = gui.add_html("", visible=False)
         self._box = CropBox(page.server, self._drag)
@@ -121,7 +121,7 @@ class TrimSection(Panel):
         if not self.trim.keeps_all:
             hidden = "What lies outside is hidden, too" if kept.hides else "What lies outside is still shown"
             sentence = f"{hidden}: Export, Filter turns it off or changes it."
-            self.page.notify(Notice("Filtered as the last time", sentence))
+            self.page.notify(Notice("Filtered like last time", sentence))
 
     def _move(self, event: viser.GuiEvent) -> None:
         self._touched = self._touched or event.client is not None

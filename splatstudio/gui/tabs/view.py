@@ -492,7 +492,7 @@ class BrowserView:
     def _add_compare(self) -> None:
         gui = self._gui
         compare = gui.add_dropdown(
-            "Compare", tuple(COMPARISONS), hint="The model with the photo of the camera one stands in. Key G."
+            "Compare", tuple(COMPARISONS), hint="The model with the photo of the current camera. Key G."
         )
         self._compare = compare
         sliders = {
@@ -562,7 +562,7 @@ class BrowserView:
         self._sky = on(sky, lambda value: self._set(sky=value))
         background = gui.add_rgb("Background", rgb_bytes(self._stream.settings.options.background))
         on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
-        times = "Times each splat's own; the model stays as it is."
+        times = "Multiplies the size of each splat in the view; the model is unchanged."
         size = gui.add_slider("Splat size", 0.05, 2.0, 0.05, 1.0, hint=times)
         on(size, lambda value: self._set(splat_scale=value))
         highest = "Highest degree of the view-dependent color; 0: none."
@@ -577,7 +577,7 @@ class BrowserView:
         first_view = self._page.first_view
         if self._parts is None:
             likely = next(name for name, axis in UP_AXES.items() if axis == first_view.up)
-            which = "Which way of the file's coordinates is up, in your browser."
+            which = "Which axis of the file's coordinates is up, in your browser."
             up = gui.add_dropdown("Up", tuple(UP_AXES), initial_value=likely, hint=which)
             on(up, lambda value: first_view.set_up(self._client, UP_AXES[value]))
         on(gui.add_button("Reset the view", color="gray"), lambda _: first_view.show(self._client))

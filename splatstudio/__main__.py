@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from splatstudio.operating_system import open_standard_streams
 from splatstudio.runtime.stop_signals import StopSignal, end_by_signals
 
 
@@ -13,6 +14,7 @@ def main() -> None:
     SIGTERM and SIGHUP do the same, with the codes 143 and 129.
     """
     try:
+        open_standard_streams()
         end_by_signals()
         from splatstudio.cli.overview import answer
         from splatstudio.cli.standard_output import tell

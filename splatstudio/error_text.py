@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 
@@ -17,6 +18,15 @@ def reason(error: BaseException) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return first_line(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do, as a clause, before what could not be written is written again."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "change the permissions there"
+    if error.errno == errno.EROFS:
+        return "make the disk writable"
+    return "make room on the disk"
 
 
 def essence(error: BaseException) -> str:

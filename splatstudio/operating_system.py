@@ -59,6 +59,20 @@ def open_descriptor(path: str | Path, flags: int, mode: int = 0o644, *, follow: 
     return os.open(path, flags | sum(getattr(os, name, 0) for name in names), mode)
 
 
+def open_standard_streams() -> None:
+    """Give the standard streams that whoever started this program has closed a place to go: nowhere.
+
+    Else print fails, and the next file that is opened takes the number of one and is written into.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def sync_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk; Windows writes them with the files."""
     if WINDOWS:

@@ -328,14 +328,19 @@ def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, good or not, by rising step.
 
-    One that a killed save had put aside to replace it counts where the new one is not there.
+    One that a killed save had put aside to replace it counts where the new one is not there. Raises OSError
+    where they cannot be listed, as without permission: that is not the same as none.
     """
     parent = Path(run_dir) / "ckpts"
-    found = {path.name: path for path in parent.glob("step_*") if STEP_FOLDER.fullmatch(path.name)}
-    for path in sorted(parent.glob(".step_*")):
-        match = REPLACED_FOLDER.fullmatch(path.name)
+    try:
+        names = sorted(os.listdir(parent))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = {name: parent / name for name in names if STEP_FOLDER.fullmatch(name)}
+    for name in names:
+        match = REPLACED_FOLDER.fullmatch(name)
         if match is not None and match[1] not in found:
-            found[match[1]] = path
+            found[match[1]] = parent / name
     return sorted(found.values(), key=lambda path: step_of(path) or 0)
 
 
@@ -345,6 +350,12 @@ def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning
     `report` gets a sentence for each newer one that is damaged, with the one that is used instead.
     """
     return _newest(run_dir, report, verify_checkpoint)
+
+
+def newest_and_passed_over(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the newest good checkpoint of a run, and a sentence on each newer one that is not."""
+    passed_over: list[str] = []
+    return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
 
 
 def newest_known_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
@@ -359,7 +370,12 @@ def newest_known_checkpoint(run_dir: Path, report: Callable[[str], None] = log.w
 def _newest(run_dir: Path, report: Callable[[str], None], verify: Callable[[Path], object]) -> Path | None:
     refused: list[str] = []
     chosen = None
-    for folder in reversed(checkpoint_folders(run_dir)):
+    try:
+        folders = checkpoint_folders(run_dir)
+    except OSError as error:
+        report(f"the checkpoints in {error.filename} cannot be listed: {error.strerror}")
+        return None
+    for folder in reversed(folders):
         try:
             verify(folder)
         except ValueError as error:

@@ -6,6 +6,7 @@ What needs torch is imported where it is there to be told: a scene is described 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class PathContents:
     model: Model | None = None
     trained_on: Path | None = None  # the scene that another program's settings beside a model name
     runs: tuple[Run, ...] = ()
-    problems: tuple[str, ...] = ()  # a sentence for each run that is damaged or of another release
+    problems: tuple[str, ...] = ()  # a sentence for each run or checkpoint that cannot be read
     scene: Scene | None = None
 
     @property
@@ -69,10 +70,11 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
     path = out_of_archive(path)
     run = Run.open(path) if (path / "run.json").exists() else None
     if run is not None:
-        from splatstudio.checkpoints.checkpoint import newest_checkpoint
+        from splatstudio.checkpoints.checkpoint import newest_and_passed_over
 
-        if newest_checkpoint(path) is None:
-            return PathContents(path, run)
+        newest, passed_over = newest_and_passed_over(path)
+        if newest is None:
+            return PathContents(path, run, problems=passed_over)
     ours = run is not None or is_checkpoint(path)
     parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
     if path.is_file() or ours or parts or (pose_files(path) is None and output_in(path) is not None):
@@ -145,7 +147,9 @@ def run_values(run: Run) -> dict[str, Any]:
     from splatstudio.checkpoints.checkpoint import checkpoint_folders
     from splatstudio.checkpoints.manifest import step_of
 
-    steps = [step_of(folder) for folder in checkpoint_folders(run.path)]
+    steps = None
+    with suppress(OSError):  # told where they are read
+        steps = [step_of(folder) for folder in checkpoint_folders(run.path)]
     return {
         "path": run.path.resolve(),
         "scene": run.scene_path,
@@ -153,7 +157,7 @@ def run_values(run: Run) -> dict[str, Any]:
         "preset": preset_in_words(run.config),
         "strategy": run.config.strategy,
         **_progress_of(run),
-        "checkpoints": [step for step in steps if step is not None],
+        "checkpoints": None if steps is None else [step for step in steps if step is not None],
     }
 
 
@@ -199,9 +203,15 @@ def _print_run(run: Run) -> None:
         ("Strategy", values["strategy"]),
         ("Steps", steps),
         ("Test PSNR", score or "none yet"),
-        ("Checkpoints", ", ".join(f"{step:,}" for step in values["checkpoints"]) or "none yet"),
+        ("Checkpoints", _checkpoints_in_words(values["checkpoints"])),
     ]
     print_rows(told)
+
+
+def _checkpoints_in_words(steps: Sequence[int] | None) -> str:
+    if steps is None:
+        return "cannot be listed"
+    return ", ".join(f"{step:,}" for step in steps) or "none yet"
 
 
 def _print_runs(runs: Sequence[Run]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -14,7 +15,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_checkpoint
+from splatstudio.checkpoints.checkpoint import (
+    config_of_checkpoint,
+    known_photos,
+    newest_and_passed_over,
+    newest_checkpoint,
+)
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
 from splatstudio.cli.eval import scores_by_name
@@ -32,6 +38,7 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.error_text import for_terminal
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.inputs import read_input
+from splatstudio.files.outputs import refuse_unwritable
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
@@ -61,6 +68,8 @@ CTRL_C = 130  # the shell's exit code for a command that it ended
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
+log = logging.getLogger(__name__)
+
 
 def launched_job(
     scene_path: Path,
@@ -89,9 +98,11 @@ def launched_job(
         if is_taken(run_dir):
             raise ValueError(f"the run folder {run_dir} is not empty: name another one")
         return messages.TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
-    run, checkpoint = Run.open(run_dir), newest_checkpoint(run_dir)
+    run, (checkpoint, passed_over) = Run.open(run_dir), newest_and_passed_over(run_dir)
     if resume and checkpoint is None:
-        raise ValueError(f"{run_dir} has no checkpoint to resume from; omit --resume to start a new training")
+        raise ValueError(_why_not_resumed(run_dir, passed_over, "omit --resume to start a new training"))
+    for sentence in passed_over:
+        log.warning(sentence)
     if not resume and run.scene_path.name != scene_path.name:  # machines may have it in different places
         raise ValueError(f"the run folder {run_dir} belongs to {run.scene_path}; name another one with --run")
     wished = {name for name in given if value_of(config, name) != value_of(run.config, name)}
@@ -219,7 +230,8 @@ def train_scene(
     scene = load_training_scene(scene_path, config, known_photos(checkpoint))
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
-    _refuse_unwritable(run_dir)
+    instead = "copy the run elsewhere and resume it there" if resume else "name another run folder with --run"
+    refuse_unwritable(run_dir, instead)
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
@@ -356,28 +368,25 @@ def _to_resume(
     if run_dir is None:
         raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
     run = Run.open(run_dir)  # what is no run is told as that
-    checkpoint = newest_checkpoint(run_dir)
+    checkpoint, passed_over = newest_and_passed_over(run_dir)
     if checkpoint is None:
         with suppress(OSError):
             RunLock(run_dir).release()  # ValueError where it is being trained: it will have one soon
         raise ValueError(
-            f"{run_dir} has no checkpoint to resume from: delete it to start over there, or name another"
+            _why_not_resumed(run_dir, passed_over, "delete it to start over there, or name another")
         )
+    for sentence in passed_over:
+        log.warning(sentence)
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)
     return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
 
 
-def _refuse_unwritable(run_dir: Path) -> None:
-    """Raise ValueError where the folder of a run cannot be made or written to, before anything is started."""
-    there = run_dir
-    while not there.exists():
-        there = there.parent
-    if not os.access(there, os.W_OK):
-        raise ValueError(
-            f"{there.absolute()} may not be written to: change its permissions, or name another run folder"
-            " with --run"
-        )
+def _why_not_resumed(run_dir: Path, passed_over: Collection[str], else_do: str) -> str:
+    """Return the sentence on a run without a good checkpoint: what is there and unusable may yet be saved."""
+    if not passed_over:
+        return f"{run_dir} has no checkpoint to resume from: {else_do}"
+    return f"no checkpoint of {run_dir} can be used, and nothing was changed: {'; '.join(passed_over)}"
 
 
 def _take_over(run_dir: Path) -> None:

@@ -50,6 +50,21 @@ def make_folder(folder: Path) -> None:
         sync_folder(place.parent)
 
 
+def refuse_unwritable(run_dir: Path, instead: str) -> None:
+    """Raise ValueError where the folder of a run cannot be made, or a training not be saved and logged in it.
+
+    `instead` is what else to do, as "name another run folder with --run".
+    """
+    places = [run_dir / "ckpts", run_dir / "logs", run_dir]
+    while not os.path.exists(places[-1]):
+        places.append(places[-1].parent)
+    for place in places:
+        if os.path.exists(place) and not os.access(place, os.W_OK):
+            raise ValueError(
+                f"{place.absolute()} may not be written to: change its permissions, or {instead}"
+            )
+
+
 def refuse_leading_out(folder: Path) -> None:
     """Raise UnsafeOutput for a folder below that of a run which a link leads out of it.
 

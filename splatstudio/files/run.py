@@ -27,6 +27,7 @@ FORMAT_VERSION = 1
 PATHS_FOLDER = "camera_paths"
 CROP_FILE = "crop.json"
 ORDERS_FILE = "orders.json"  # for a launcher that starts the ranks again
+LONGEST_ROW = 1 << 16  # bytes of a line of metrics.jsonl
 STEP_FOLDER = re.compile(r"step_(\d{8,})")  # of a complete checkpoint, in ckpts/
 
 MOST_BYTES = 4096  # of a lock file
@@ -125,24 +126,39 @@ class Run:
         file = self.path / "run.json"
         write_json_durably(file, {**json.loads(read_input(file)), name: value})
 
-    def append_metrics(self, values: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl; numbers that are not finite are written as null."""
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        file = self.path / "metrics.jsonl"
-        with os.fdopen(open_output(file, os.O_RDWR | os.O_APPEND), "ab+") as file:
-            # A line that was cut off by a crash must not swallow the next one.
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write((json.dumps(finite) + "\n").encode())
+    def append_metrics(self, *rows: dict[str, Any]) -> None:
+        """Append lines to metrics.jsonl, all of them or none; numbers that are not finite become null.
+
+        A last line that a crash has cut off is dropped. Raises OSError where they cannot be written.
+        """
+        lines = [json.dumps({name: _finite(value) for name, value in row.items()}) + "\n" for row in rows]
+        data = "".join(lines).encode()
+        with os.fdopen(
+            open_output(self.path / "metrics.jsonl", os.O_RDWR | os.O_APPEND), "rb+", buffering=0
+        ) as file:
+            end = file.seek(0, os.SEEK_END)
+            tail_at = file.seek(max(0, end - LONGEST_ROW))
+            tail = file.read()
+            torn = tail[tail.rfind(b"\n") + 1 :]
+            if torn and _parsed(torn) is not None:
+                data = b"\n" + data  # somebody else wrote it
+            elif torn:
+                end = tail_at + len(tail) - len(torn)
+                file.truncate(end)
+            try:
+                while data:
+                    data = data[file.write(data) or 0 :]
+            except OSError:
+                file.truncate(end)
+                raise
 
     def metrics(self) -> Metrics:
         """Return what `read_metrics` does."""
         return read_metrics(self.path)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(run_dir: Path) -> Metrics:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 
-from splatstudio.error_text import first_line
+from splatstudio.error_text import first_line, in_words
 from splatstudio.evaluation.evaluate import ImageScore, measures_for
 from splatstudio.files.durable import remove_partial
 from splatstudio.files.outputs import make_folder
@@ -209,7 +209,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
             mesh = mesh_of_task(task.mesh, report)
             output = mesh.output
     except (ValueError, OSError) as error:
-        return TaskEnd(error=str(error), output=output, num_gaussians=num)
+        return TaskEnd(error=in_words(error), output=output, num_gaussians=num)
     except (RuntimeError, MemoryError) as error:
         # torch tells of memory that it does not get by a RuntimeError.
         return TaskEnd(error=f"{task.title} failed: {first_line(error)}", output=output, num_gaussians=num)

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import known_photos, newest_known_checkp
 from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.error_text import reason
+from splatstudio.error_text import reason, remedy
 from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
@@ -49,7 +49,7 @@ from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
-KEPT = ". The model is kept: make room on the disk, then save again."
+KEPT = ". The model is kept: {}, then save again."
 LOST = "; the steps since the last checkpoint are lost."
 
 log = logging.getLogger("splatstudio.runtime")
@@ -451,7 +451,7 @@ class Training:
         try:
             saved = session.save_if_needed()
         except OSError as error:
-            self._emit(messages.Warned(f"Not saved: {reason(error)}{otherwise}"))
+            self._emit(messages.Warned(f"Not saved: {reason(error)}{otherwise.format(remedy(error))}"))
             self._news.stands_still(session.trainer)
             self._change_state("paused", unsaved=True)
             return

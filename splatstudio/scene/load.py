@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -264,14 +265,23 @@ def _nothing_found(folder: Path) -> ValueError:
                 f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
                 "found nothing; run it again"
             )
-    pictures = [p for f in (folder, folder / "images") if f.is_dir() for p in f.iterdir()]
-    pictures = [p for p in pictures if p.suffix.lower() in IMAGE_SUFFIXES]
-    if pictures:
+    num_photos = _photos_below(folder)
+    if num_photos:
         return ValueError(
-            f"{folder} holds {len(pictures)} photos but no camera poses, which training needs (nothing "
+            f"{folder} holds {num_photos} photos but no camera poses, which training needs (nothing "
             f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
+
+
+def _photos_below(folder: Path) -> int:
+    """Return how many photos lie in a folder and in those two levels below, but for hidden ones."""
+    num = 0
+    for place, folders, files in os.walk(folder):
+        num += sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
+        deep = len(Path(place).relative_to(folder).parts) >= 2
+        folders[:] = [] if deep else [name for name in folders if name[0] != "."]
+    return num
 
 
 def _scene(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -68,10 +69,33 @@ def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> 
         value = os.fspath(value)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's or torch's
         value = value.item()
+    if as_typed and not _kinds_in(kind) & {str, Path}:
+        value = _as_in_json(value)
     try:
         return msgspec.convert(value, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
     except msgspec.ValidationError:
         raise ValueError(f"{name} must be {in_words(kind)}, not {value!r:.60}") from None
+
+
+_NUMBER = re.compile(r"([+-]?)(?:(\d+)\.?|(\d*)(\.\d+))((?:[eE][+-]?\d+)?)")
+
+
+def _kinds_in(kind: Any) -> frozenset[Any]:
+    """Return the types of which a type is made: those of its items, or of its alternatives."""
+    if not (parts := typing.get_args(kind)) or typing.get_origin(kind) is Literal:
+        return frozenset({kind})
+    return frozenset().union(*map(_kinds_in, parts))
+
+
+def _as_in_json(value: Any) -> Any:
+    """Return what was typed with numbers as JSON has them, and so msgspec: ".5", "+5" and "5." are none."""
+    if isinstance(value, (list, tuple)):
+        return [_as_in_json(each) for each in value]
+    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    sign, whole, before, after, power = match.groups(default="")
+    return f"{sign.replace('+', '')}{whole or before or '0'}{after}{power}"
 
 
 def in_words(kind: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.error_text import reason
-from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
+from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import Run, RunLock
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.plateau_curve import Score
+from splatstudio.training.figures import Figures
 from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval
 from splatstudio.training.step import StepStats
 from splatstudio.training.trainer import Trainer
@@ -123,6 +125,7 @@ class Session:
             run.metrics().rows, trainer.step, planned=run.config.steps, steps=trainer.config.steps
         )
         self._replanned_at = trainer.step if self._watch.replanned else None  # until it is in the metrics
+        self._figures = Figures(run)
         self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
@@ -172,7 +175,7 @@ class Session:
         evaluation, flat, problems, unsaved, stopped = None, None, [], None, None
         if stats.change is not None and stats.change.opacities_reset:
             self._watch.note_reset(stats.step)
-        rewritten = False
+        rewritten, late = False, self._figures.waiting
         try:
             rewritten = self._append_metrics(stats)
         except (OSError, ValueError) as error:  # the model is saved all the same
@@ -190,7 +193,7 @@ class Session:
                 evaluation = self.evaluate()
                 flat = None if self.finished else self._flat_news()
                 if flat is not None:
-                    self.run.append_metrics(flat.row())
+                    self._figures.add(flat.row())
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error, self._well))
         except EvaluationAbandoned:
@@ -199,10 +202,16 @@ class Session:
         self._failing = told or bool(problems)
         settled = self._settled(wait=False, repeat=not told)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
-        if self._deleted:
-            problems, self._deleted = [self._deleted, *problems], ""
-        beside, problem = self._clock() - trained, " ".join(problems) or None
+        problems = [*self._news_of_the_run(late), *problems]
+        beside, problem = self._clock() - trained, " ".join(dict.fromkeys(problems)) or None
         return Advance(stats, evaluation, flat, settled.saved, problem, unsaved, stopped, beside)
+
+    def _news_of_the_run(self, late: bool) -> list[str]:
+        """Return a sentence on a run that was made again, and on figures that came `late`, each once."""
+        deleted, self._deleted = self._deleted, ""
+        written = late and not self._figures.waiting
+        in_time = "The figures that could not be written before are written now." if written else ""
+        return [sentence for sentence in (deleted, in_time) if sentence]
 
     def rest(self) -> None:
         """Count no time until the next step, neither in metrics.jsonl nor toward an autosave."""
@@ -244,10 +253,7 @@ class Session:
         split = config.test_every, config.test_images
         against = ComparedWith(trainer.scene.path.resolve(), config.downscale, *split)
         evaluation = replace(evaluation, against=against)
-        write_evaluation(self.run.path, trainer.step, evaluation)
-        self.run.append_metrics(
-            {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
-        )
+        self._figures.add_scores(trainer.step, evaluation)
         return evaluation
 
     @property
@@ -266,7 +272,7 @@ class Session:
         """Note in the metrics that a setting has another `value` from here on; OSError when that fails."""
         step = self.trainer.step
         self._watch.note_setting(step, path)
-        self.run.append_metrics({"step": step, "setting": path, "value": value})
+        self._figures.add({"step": step, "setting": path, "value": value})
 
     def save_in_background(self) -> None:
         """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.
@@ -293,6 +299,8 @@ class Session:
             assert result.error is not None
             raise result.error
         self._saved_step = self.trainer.step
+        with suppress(OSError):  # the disk takes something again
+            self._figures.write()
         if result.error is not None:
             self._told.append(SaveResult(result.step, None, result.error))
         return result.path
@@ -319,6 +327,8 @@ class Session:
     def close(self) -> None:
         """Wait for the save under way, and let the run go."""
         self._saver.close()
+        with suppress(OSError):  # it was told when it happened
+            self._figures.write()
         self._lock.release()
 
     def _checkpoint(self) -> Checkpoint:
@@ -354,9 +364,10 @@ class Session:
         rewritten = self._make_run_again()
         if self._replanned_at is not None:
             steps = self.trainer.config.steps
-            self.run.append_metrics({"step": self._replanned_at, "setting": "steps", "value": steps})
+            replanned = {"step": self._replanned_at, "setting": "steps", "value": steps}
             self._replanned_at = None
-        self.run.append_metrics(
+            self._figures.add(replanned)
+        self._figures.add(
             {
                 "step": stats.step,
                 "loss": stats.loss,

@@ -96,7 +96,9 @@ def test_a_low_limit_of_open_files_is_marked(monkeypatch: pytest.MonkeyPatch) ->
 def test_kernels_without_avx2_serve_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.ops, "native_version", lambda: "portable")
     found = doctor._native()
-    assert found.good and found.text.startswith("portable, which run on any processor, because this one has no AVX2")
+    assert found.good and found.text.startswith(
+        "portable, which run on any processor, because this one has no AVX2"
+    )
 
 
 def test_a_processor_that_never_has_avx2_is_not_said_to_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,5 +163,11 @@ def test_the_words_of_an_error_are_printed_as_they_are_and_what_to_do_below(
     assert lines[0].split() == ["ok", "memory", *rows[0].text.split()]
     assert lines[1].split() == ["!!", "ranks,", "gloo", *words.split()]
     advice = " ".join(lines[2:])
-    for word in ("CUDA_LAUNCH_BLOCKING=1", "--max-splats auto", "NVLink", "waiting time", "GLOO_SOCKET_IFNAME"):
+    for word in (
+        "CUDA_LAUNCH_BLOCKING=1",
+        "--max-splats auto",
+        "NVLink",
+        "waiting time",
+        "GLOO_SOCKET_IFNAME",
+    ):
         assert word in advice

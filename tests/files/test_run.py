@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -84,7 +86,31 @@ def test_a_half_written_line_is_said_and_swallows_nothing(run: Run) -> None:
     assert run.metrics().notes == (f"{file}: line 2 is damaged and left out",)
     run.append_metrics({"step": 3, "loss": 0.1})
     assert [row["step"] for row in run.metrics().rows] == [1, 3]
-    assert len(run.metrics().notes) == 1
+    assert run.metrics().notes == (), "what was cut off is gone: other programs would stop at it"
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 3]
+
+
+def test_a_whole_line_without_an_end_stays(run: Run) -> None:
+    (run.path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}')
+    run.append_metrics({"step": 2, "loss": 0.25})
+    assert [row["step"] for row in run.metrics().rows] == [1, 2]
+
+
+def test_of_lines_that_do_not_fit_on_the_disk_none_is_left(run: Run) -> None:
+    run.append_metrics({"step": 1, "loss": 0.5})
+    file = run.path / "metrics.jsonl"
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+        with pytest.raises(OSError):
+            run.append_metrics({"step": 2, "loss": 0.4}, {"step": 3, "loss": 0.3})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert file.read_bytes() == before
+    run.append_metrics({"step": 2, "loss": 0.4}, {"step": 3, "loss": 0.3})
+    assert [row["step"] for row in run.metrics().rows] == [1, 2, 3]
 
 
 def test_steps_made_again_after_a_resume_replace_the_old_ones(run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from splatstudio.checkpoints.checkpoint import (
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files import run as run_files
-from splatstudio.files.run import Run, RunLock
+from splatstudio.files.run import Run, RunLock, score_files
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import Start, TrainJob
 from splatstudio.runtime.training import Training
@@ -38,6 +37,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
+from splatstudio.training import figures
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
@@ -217,11 +217,43 @@ def test_figures_that_cannot_be_written_are_not_called_an_unwritten_step(
     def refuse(*_: object) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sys.modules[Session.__module__], "write_evaluation", refuse)
+    monkeypatch.setattr(figures, "write_evaluation", refuse)
     problems = [session.advance().problem for _ in range(3)]
     assert problems[:2] == [None, None] and problems[2] is not None
     assert problems[2].startswith("The figures of step 3 could not be written: ")
     assert session.lock_problem is None
+
+
+def test_figures_of_a_full_disk_are_written_when_it_has_room(
+    blob_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(steps=50, sh_degree=0, save_steps=(), eval_steps=(15, 20), eval_every=0)
+    trainer = Trainer(blob_scene, config)
+    session = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, config))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = [session.advance().problem for _ in range(10)]
+    with monkeypatch.context() as patch:
+        patch.setattr(figures, "write_evaluation", refuse)
+        patch.setattr(Run, "append_metrics", refuse)
+        told += [session.advance().problem for _ in range(19)]
+    told += [session.advance().problem for _ in range(10)]
+    session.close()
+    trainer.close()
+    first, last = filter(None, told)
+    assert first.startswith("The figures of step 15 could not be written") and first.count("figures") == 1
+    assert last == "The figures that could not be written before are written now."
+    assert [row["step"] for row in session.run.metrics().rows] == [10, 15, 20, 20, 30]
+    assert sorted(score_files(session.run.path)) == [15, 20]
+
+
+def test_scores_that_cannot_be_written_keep_no_metrics_back(session: Session) -> None:
+    (session.run.path / "eval").write_text("no folder")
+    for _ in range(6):
+        session.advance()
+    assert {row["step"] for row in session.run.metrics().rows if "test_psnr" in row} == {3, 6}
 
 
 def test_a_disk_without_locks_is_told(
@@ -262,7 +294,7 @@ def autosaving(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_metrics(run: Run, values: dict[str, Any]) -> None:
+    def no_metrics(run: Run, *rows: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:

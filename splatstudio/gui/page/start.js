@@ -4,9 +4,9 @@
   const told = document.getElementById("drop-told"), bar = document.getElementById("drop-bar");
   if (!told) return;
   const {key, endpoint, files: most} = told.dataset;
-  let busy = false;
+  let busy = false, refused = "";
 
-  const say = text => { told.textContent = text; };
+  const say = text => { told.textContent = refused ? `${text}. ${refused}` : text; };
   const hidden = path => path.split("/").some(part => part.startsWith("."));
 
   // A folder tells its entries by and by, an empty list at the end.
@@ -46,7 +46,11 @@
   };
 
   const copy = async files => {
-    if (busy) return;
+    if (busy) {  // said beside how far the copy is
+      if (files.length) refused = `${files[0][0]} was not taken: drop it again when this is done`;
+      return;
+    }
+    refused = "";
     if (files.length > most) {
       say(`${files.length.toLocaleString("en")} files are more than the ${Number(most).toLocaleString("en")} that can be copied at once.`);
       return;

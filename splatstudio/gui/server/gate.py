@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import errno
 import inspect
-import io
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 import traceback
+import warnings
 from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import rich
 import viser
 import viser._messages
 import websockets.asyncio.server
@@ -340,8 +342,7 @@ class GatedServer:
 
     def stop(self) -> None:
         """Close all connections and the port."""
-        with contextlib.redirect_stdout(io.StringIO()):  # viser says so
-            self.server.stop()
+        self.server.stop()
 
 
 def open_server(
@@ -440,14 +441,33 @@ def _build(
         built.append(viser.ViserServer(host=host, port=listener.getsockname()[1], verbose=False))
 
     _let_any_thread_send()
+    _quiet_viser()
     builder = threading.Thread(target=build, daemon=True)
-    # viser prints its address, which nobody can open without the token.
-    with _patching, contextlib.redirect_stdout(io.StringIO()), _gated_serve(gate, listener, context):
+    with _patching, _gated_serve(gate, listener, context):
         builder.start()
         builder.join(_START_SECONDS)
         if not built:
             raise RuntimeError(f"The web server (viser {viser.__version__}) did not start.")
     return built[0]
+
+
+def _quiet_viser() -> None:
+    """Let viser print nothing, neither its address, which nobody can open without the token, nor its end.
+
+    It prints by rich, which goes past a redirected output in a notebook. It also warns of what is shown to a
+    browser that has left, or after the page was closed: both are ordinary here.
+    """
+    warnings.filterwarnings("ignore", message=r"Queued a \w+ on a closed connection")
+    if getattr(rich.print, "without_viser", False):
+        return
+    printed = rich.print
+
+    def without_viser(*objects: Any, **how: Any) -> None:
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("viser."):
+            printed(*objects, **how)
+
+    without_viser.without_viser = True  # pyright: ignore[reportFunctionMemberAccess]
+    rich.print = without_viser
 
 
 @contextlib.contextmanager

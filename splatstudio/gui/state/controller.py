@@ -13,6 +13,7 @@ from typing import Any
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import for_terminal
+from splatstudio.files.outputs import refuse_unwritable
 from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
@@ -434,6 +435,7 @@ class Controller(FrameSource):
             job, damaged = self.project.resumed_job()
             self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
+        refuse_unwritable(job.run_dir, "copy the run to a folder of your own and open that")
         self.status = replace(self.status, state="loading", message="", has_model=False)
         old = self._replace_worker(job, "The training was resumed" if resume else "A new training was begun")
         if old is not None:

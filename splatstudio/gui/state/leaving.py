@@ -18,7 +18,7 @@ DIED = Notice(
 )
 NOT_SAVED = Notice(
     "The page stays",
-    "The training could not be saved, and its model is kept: make room on the disk, save again, then leave.",
+    "The training could not be saved, and its model is kept: mend what the Log says, save again, then leave.",
     bad=True,
 )
 

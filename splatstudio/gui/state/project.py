@@ -16,7 +16,7 @@ from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
     is_of_scene,
     known_photos,
-    newest_checkpoint,
+    newest_and_passed_over,
     newest_known_checkpoint,
 )
 from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
@@ -164,7 +164,7 @@ class Project:
         """
         assert self.run_dir is not None
         self.refuse_nothing_to_resume()
-        checkpoint, passed_over = _newest_good(self.run_dir)
+        checkpoint, passed_over = newest_and_passed_over(self.run_dir)
         return self._training_from(checkpoint), passed_over
 
     def refuse_nothing_to_resume(self) -> None:
@@ -292,7 +292,7 @@ def _notes_on_part(path: Path) -> tuple[str, ...]:
 def _open_run(
     path: Path, run: Run, chosen: Path | None, config: TrainConfig, given: Collection[str]
 ) -> Project:
-    newest, passed_over = _newest_good(run.path)
+    newest, passed_over = newest_and_passed_over(run.path)
     model_path = chosen or newest
     scene, notes, problem = None, (), ""
     images = config.images if "images" in given else run.config.images
@@ -340,7 +340,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         existing, notes = (None, ()) if run_dir is not None else _newest_run(folder)
     if existing is not None and not config.images:
         config = replace(config, images=_latest_config(existing).images)  # where they were the last time
-    checkpoint, passed_over = (None, ()) if existing is None else _newest_good(existing.path)
+    checkpoint, passed_over = (None, ()) if existing is None else newest_and_passed_over(existing.path)
     known = known_photos(checkpoint)
     scene = load_training_scene(path, config, known)
     if existing is None:
@@ -366,12 +366,6 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
 def _notes_on_joined(checkpoint: Path, scene: Scene) -> tuple[str, ...]:
     joined = joined_sentence(checkpoint, scene)
     return () if joined is None else (f"{joined}.",)
-
-
-def _newest_good(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the newest good checkpoint of a run, and a sentence on each newer one that is damaged."""
-    passed_over: list[str] = []
-    return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
 
 
 def _named_run(scene_path: Path, config: TrainConfig, run_dir: Path) -> Run:

@@ -93,7 +93,9 @@ class ExportPanel(Panel):
             rows += [("Splats", f"{most}{num:,}")]
             rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, model.sh_degree))}")]
         if not chosen.is_page:
-            rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
+            place = "upright, as here" if upright else "those of the scene's own files"
+            axes = ", turned to glTF's axes" if ".glb" in chosen.endings else ""
+            rows += [("Coordinates", place + axes)]
         elif self.controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
         if self._written is not None:

@@ -25,6 +25,7 @@ HANDLE_PIXELS = 55.0  # of the arrow at each side
 STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
 BOX_RADII = 2.0  # times the model's radius: half a side of the first box
 SURROUND = "Box around the model"
+CORNER_HINT = "In the coordinates of this view; --crop on the command line takes those of the scene's files."
 
 
 class TrimSection(Panel):
@@ -37,7 +38,8 @@ class TrimSection(Panel):
         super().__init__(page)
         gui, self._show = self.gui, show
         self._told = KEEP_ALL
-        self._keeper = TrimKeeper(lambda sentence: page.refuse("Not saved", sentence))
+        self._keeper = TrimKeeper(self._refused)
+        self._not_kept = ""  # why the last change is in no file
         # viser calls from several threads: what is newest is told last, and one box is drawn at a time.
         self._drawing = threading.Lock()
         self._opacity = gui.add_slider(
@@ -48,8 +50,8 @@ class TrimSection(Panel):
             False,
             hint="Keeps what is inside. Drag the arrows in the view to move its sides.",
         )
-        self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
-        self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False, hint=CORNER_HINT)
+        self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False, hint=CORNER_HINT)
         first = "Resets it to where it was at first."
         self._again = self.button(SURROUND, lambda _: self._surround_again(), visible=False, hint=first)
         self._hide = gui.add_checkbox(
@@ -143,7 +145,13 @@ class TrimSection(Panel):
         corner.value = (x, y, z)
         self._keep()
 
+    def _refused(self, sentence: str) -> None:
+        self._not_kept = sentence
+        self._draw()
+        self.page.refuse("Not saved", sentence)
+
     def _keep(self) -> None:
+        self._not_kept = ""
         box = (self._from.value, self._to.value) if self._touched else None
         kept = KeptTrim(self._opacity.value, self._crop.value, box, self._hide.value)
         self._keeper.save_soon(self.controller.project, kept)
@@ -152,7 +160,7 @@ class TrimSection(Panel):
         with self._drawing:
             trim = self.trim
             self._hide.visible = self._said.visible = not trim.keeps_all
-            self._said.content = note_html(f"Kept in {self._file.name}", mark="kept-trim")
+            self._said.content = note_html(self._not_kept or f"Kept in {self._file.name}", mark="kept-trim")
             hidden = trim if self._hide.value else KEEP_ALL
             if hidden != self._told:
                 self._told = hidden

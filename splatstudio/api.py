@@ -13,17 +13,18 @@ import numpy as np
 import torch
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_and_passed_over
 from splatstudio.error_text import reason
 from splatstudio.files.run import Run
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
-from splatstudio.models.model import Model, load_model
+from splatstudio.models.model import Model, load_model, with_images_found
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.rendering.render import render_image
 from splatstudio.runtime.stop_signals import HeldInterrupt
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig, changed, differing
+from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, differing, resumed, value_of
 from splatstudio.settings.presets import PRESETS, PresetName, notes_on_settings
 from splatstudio.settings.setting import typed_path
 from splatstudio.surfaces.make_mesh import mesh_of_task
@@ -41,24 +42,42 @@ def train(
     scene: Scene | str | Path,
     *,
     run_dir: str | Path | None = None,
+    resume: bool = False,
     on_step: Callable[[Advance], None] | None = None,
     preset: PresetName | None = None,
     config: TrainConfig | None = None,
+    max_splats: int | None = None,
     **settings: object,
 ) -> Model:
     """Train a model of `scene` and return it; `settings` are fields of TrainConfig, as steps=2000.
 
     Settings of a group are a dict, optim={"means_lr": 1e-4}, a config object, or written with two
     underscores, optim__means_lr=1e-4. Those by which a Scene was loaded (downscale, test_every, ...) stay.
-    `preset` names a set of settings, of which `settings` and what `config` has changed win. With `run_dir`
-    the run keeps checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is
-    called after each step; when it raises, and at Ctrl-C, the training is saved in its run and ends. Raises
-    ValueError for a scene or a setting that cannot be used.
+    `preset` names a set of settings, of which `settings` and what `config` has changed win; `max_splats` is
+    densify.max_gaussians. With `run_dir` the run keeps checkpoints, metrics and evaluations there; without it
+    nothing is written. `resume` continues the run in `run_dir` from its newest good checkpoint, with its own
+    settings but for when to stop, evaluate and save. `on_step` is called after each step; when it raises, and
+    at Ctrl-C, the training is saved in its run and ends. Raises ValueError for a scene, a run or a setting
+    that cannot be used.
     """
+    if max_splats is not None:
+        settings["densify__max_gaussians"] = max_splats
     if (dtype := torch.get_default_dtype()) != torch.float32:
         raise ValueError(f"this trains in float32, and torch's default is {dtype}: set that back before")
     given = _dotted(settings)
-    config = _chosen(config or TrainConfig(), preset, given)
+    # Whoever calls may have switched gradients off.
+    with torch.inference_mode(False), torch.enable_grad(), HeldInterrupt() as interrupt:
+        if resume:
+            begun = _resumed(scene, config or TrainConfig(), run_dir, preset, given)
+        else:
+            begun = _new(scene, _chosen(config or TrainConfig(), preset, given), run_dir, given)
+        return _trained(*begun, on_step, interrupt)
+
+
+def _new(
+    scene: Scene | str | Path, config: TrainConfig, run_dir: str | Path | None, given: Mapping[str, object]
+) -> tuple[Trainer, Callable[[], Run] | None]:
+    """Return a training from the start, and what makes its run; None: it has none."""
     for note in notes_on_settings(config, given.keys() & set(differing(config, TrainConfig()))):
         log.warning("%s", note)
     if config.stop_when_flat and run_dir is None:
@@ -67,24 +86,53 @@ def train(
         config = _as_loaded(config, scene)
     else:
         scene = load_training_scene(scene, config)
-    # Whoever calls may have switched gradients off.
-    with torch.inference_mode(False), torch.enable_grad(), HeldInterrupt() as interrupt:
-        return _trained(scene, config, run_dir, on_step, interrupt)
+    trainer = Trainer(scene, config)
+    if run_dir is None:
+        return trainer, None
+    return trainer, partial(Run.create, typed_path(run_dir), scene.path, trainer.config)
+
+
+def _resumed(
+    scene: Scene | str | Path,
+    config: TrainConfig,
+    run_dir: str | Path | None,
+    preset: PresetName | None,
+    settings: Mapping[str, object],
+) -> tuple[Trainer, Callable[[], Run]]:
+    """Return the training of a run that goes on; ValueError where it cannot, or not with these settings."""
+    if run_dir is None:
+        raise ValueError("resume needs run_dir, the folder of the run to continue")
+    if preset is not None:
+        raise ValueError("a run continues with its own settings: omit preset, or start a new training")
+    given = {*settings, *differing(config, TrainConfig())}
+    run = Run.open(typed_path(run_dir))
+    checkpoint, passed_over = newest_and_passed_over(run.path)
+    if checkpoint is None:
+        raise ValueError(
+            "; ".join(passed_over) or f"{run.path} has no checkpoint to resume from: omit resume"
+        )
+    for sentence in passed_over:
+        log.warning("%s", sentence)
+    config = resumed(config_of_checkpoint(checkpoint), _chosen(config, None, settings), given)
+    if not isinstance(scene, Scene):
+        config = config if "images" in given else with_images_found(config, run, typed_path(scene))
+        scene = load_training_scene(scene, config, known_photos(checkpoint))
+    free = {name: value_of(config, name) for name in FREE_ON_RESUME}
+    return Trainer.resume(scene, checkpoint, **free), lambda: run
 
 
 def _trained(
-    scene: Scene,
-    config: TrainConfig,
-    run_dir: str | Path | None,
+    trainer: Trainer,
+    make_run: Callable[[], Run] | None,
     on_step: Callable[[Advance], None] | None,
     interrupt: HeldInterrupt,
 ) -> Model:
-    trainer, session = Trainer(scene, config), None
+    config, session = trainer.config, None
     try:
         for note in filter(None, (trainer.start_note, trainer.parts.guide.note(config))):
             log.warning("%s", note)
-        if run_dir is not None:
-            session = Session(trainer, Run.create(typed_path(run_dir), scene.path, trainer.config))
+        if make_run is not None:
+            session = Session(trainer, make_run())
             session.breathe = partial(_make_way, interrupt)
         while trainer.step < config.steps:
             with interrupt.until_done():
@@ -97,11 +145,15 @@ def _trained(
                 _save(session)
                 break
         options, poses = trainer.display_options, trainer.poses
-        return Model(trainer.gaussians, scene.transform, options, trainer.step, poses=poses)
+        return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step, poses=poses)
     except KeyboardInterrupt:  # as a notebook's Stop
-        if session is not None and trainer.whole:
+        if session is None:
+            log.warning("nothing is kept of the %d steps: name a run_dir, where they are saved", trainer.step)
+        elif trainer.whole:
             _save(session)
-        elif session is not None:
+            if session.saved is not None:
+                log.warning("saved in %s: train with resume=True to continue", session.saved)
+        else:
             log.warning("a step was torn: what was trained since the last checkpoint is lost")
         raise
     finally:

@@ -6,6 +6,12 @@ import errno
 import os
 from collections.abc import Sequence
 
+# What a shell's limits are called, where the system names no file.
+_LIMITS = {
+    errno.EFBIG: ": `ulimit -f` limits the size of files here; raise it, or start elsewhere",
+    errno.EMFILE: ": raise the limit of this shell with `ulimit -n 1024`",
+}
+
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its class where it has none."""
@@ -44,7 +50,7 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, OSError) and (error.strerror or "").startswith("No usable temporary directory"):
         return f"{error.strerror}: make room in one of them, or name another folder in the variable TMPDIR"
     if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror
+        return f"{error.strerror}{_LIMITS.get(error.errno or 0, '')}"
     if isinstance(error, MemoryError):
         return (
             f"there is not enough memory: {first_line(error)}; close other programs, or use a larger machine"

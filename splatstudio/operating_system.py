@@ -116,9 +116,20 @@ def may_remove(status: os.stat_result) -> bool:
 
 
 def memory_folder() -> Path | None:
-    """Return a folder whose files lie in memory, None where there is none."""
+    """Return a folder whose files lie in memory, None where there is none that can be written to."""
     folder = Path("/dev/shm")
-    return folder if LINUX and folder.is_dir() else None
+    return folder if LINUX and folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+def share_memory_elsewhere() -> None:
+    """Let multiprocessing share memory by files for temporary use where /dev/shm cannot be written to.
+
+    It looks at the room there alone (`multiprocessing.heap.Arena`).
+    """
+    if LINUX and memory_folder() is None:
+        import multiprocessing.heap
+
+        multiprocessing.heap.Arena._dir_candidates = []  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def reserve(descriptor: int, size: int) -> None:

@@ -205,3 +205,59 @@ def test_a_step_that_cannot_be_saved_is_told_and_the_model_comes_back(
 def test_importing_the_package_is_cheap() -> None:
     code = "import sys, splatstudio; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(scene: Scene, tmp_path: Path) -> None:
+    whole = ss.train(scene, steps=6, seed=3)
+
+    def stop(advance: Any) -> None:
+        if advance.stats.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ss.train(scene, steps=6, seed=3, run_dir=tmp_path / "run", max_splats=20_000, on_step=stop)
+    assert Run.open(tmp_path / "run").config.densify.max_gaussians == 20_000
+    steps: list[int] = []
+    again = ss.train(
+        scene,
+        run_dir=tmp_path / "run",
+        resume=True,
+        on_step=lambda advance: steps.append(advance.stats.step),
+    )
+    assert steps == [4, 5, 6] and ss.load_model(tmp_path / "run").step == 6
+    assert torch.equal(again.gaussians.means, whole.gaussians.means)
+    by_path = ss.train(DEMO, run_dir=tmp_path / "run", resume=True, steps=7)
+    assert by_path.step == 7, "the scene is read as the run has it"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"run_dir": None}, "needs run_dir"),
+        ({"preset": "fast"}, "omit preset"),
+        ({"seed": 4}, "seed would change"),
+        ({"run_dir": "empty"}, "no checkpoint to resume from"),
+        ({"run_dir": "nowhere"}, "is no run folder"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ss.train(scene, steps=1, run_dir="run")
+    Run.create(Path("empty"), scene.path, TrainConfig())
+    with pytest.raises(ValueError, match=told):
+        ss.train(scene, **{"run_dir": "run", "resume": True, "steps": 2, **asked})
+    assert ss.load_model("run").step == 1
+
+
+def test_an_interrupted_training_says_what_is_kept(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(advance: Any) -> None:
+        raise KeyboardInterrupt
+
+    for run_dir, told in ((None, "nothing is kept of the 1 steps"), (tmp_path / "run", "saved in ")):
+        with pytest.raises(KeyboardInterrupt):
+            ss.train(scene, steps=5, run_dir=run_dir, on_step=stop)
+        assert told in caplog.text

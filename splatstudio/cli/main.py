@@ -18,7 +18,7 @@ from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
 from splatstudio.cli.command_options import options_of
 from splatstudio.cli.json_output import CommandResult, failed, print_json, printed_to_stderr
 from splatstudio.cli.mesh import mesh
-from splatstudio.cli.mistyped import mistake_in
+from splatstudio.cli.mistyped import mistake_in, refuse_lost_folder
 from splatstudio.cli.options import (
     ALL_SCORES,
     ITS_OWN_SCENE,
@@ -531,6 +531,7 @@ def _run(arguments: Sequence[str]) -> CommandResult:
     from splatstudio.cli.console import print_error
 
     try:
+        refuse_lost_folder()
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
         name, *rest = arguments

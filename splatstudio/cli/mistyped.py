@@ -180,6 +180,14 @@ OTHER_NAMES: dict[str, str] = {
 }
 
 
+def refuse_lost_folder() -> None:
+    """Raise ValueError where the folder of the shell was deleted: nothing in it can be found or written."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ValueError("the folder of this shell was deleted: change to another one, as by cd") from None
+
+
 def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
     """Return a sentence on the first mistake in what was typed, or None where there is none to be seen.
 

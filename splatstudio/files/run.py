@@ -10,12 +10,13 @@ import re
 import socket
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from splatstudio.error_text import shown
+from splatstudio.error_text import remedy, shown
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import make_folder, open_output
@@ -54,7 +55,7 @@ class Run:
     def create(cls, path: Path, scene_path: Path, config: TrainConfig) -> Run:
         """Make the folder and its run.json.
 
-        Raises ValueError when `path` already holds something or cannot be made.
+        Raises ValueError when `path` already holds something, or one of them cannot be made: then neither is.
         """
         path, scene_path = Path(path), Path(scene_path).resolve()
         try:
@@ -65,7 +66,15 @@ class Run:
         if taken:
             raise ValueError(f"the run folder {path} is not empty: resume it (--resume), or name another one")
         run = cls(path, scene_path, config)
-        run.write()
+        try:
+            run.write()
+        except OSError as error:
+            with suppress(OSError):
+                path.rmdir()
+            raise ValueError(
+                f"the run folder {path} cannot be written to ({error.strerror}): {remedy(error)}, or name"
+                " another one"
+            ) from error
         return run
 
     @classmethod

@@ -13,7 +13,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import ModuleType
 
-from splatstudio.operating_system import STOP_SIGNALS, WINDOWS, signals_blocked
+from splatstudio.operating_system import STOP_SIGNALS, WINDOWS, share_memory_elsewhere, signals_blocked
 
 LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 _MAIN = threading.RLock()  # held by the thread that has put the program away
@@ -24,6 +24,7 @@ def process_context(*, several: bool = False) -> BaseContext:
 
     The server that the first call describes serves all: `several` ranks need more of torch.
     """
+    share_memory_elsewhere()
     if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

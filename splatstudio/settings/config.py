@@ -395,7 +395,7 @@ def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> T
     if fixed:
         raise ValueError(
             f"a run goes on with its own settings, but {', '.join(fixed)} would change; omit that, "
-            "or start a new training without --resume"
+            "or start a new training instead"
         )
     return dataclasses.replace(
         saved, **{name: getattr(asked, name) for name in FREE_ON_RESUME if name in given}

@@ -22,8 +22,10 @@ from splatstudio.checkpoints import checkpoint as module
 from splatstudio.checkpoints.catalog import delete_entry, entries_of
 from splatstudio.checkpoints.checkpoint import (
     begin_checkpoint,
+    checkpoint_folders,
     commit_checkpoint,
     load_checkpoint,
+    newest_and_passed_over,
     newest_checkpoint,
     newest_known_checkpoint,
     prune_checkpoints,
@@ -223,6 +225,18 @@ def test_the_newest_good_checkpoint_is_found_and_damaged_ones_are_named(tmp_path
     assert newest_checkpoint(tmp_path, sentences.append) == folders[0]
     assert len(sentences) == 2
     assert str(folders[2]) in sentences[0] and str(folders[1]) in sentences[1]
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_called_none(tmp_path: Path) -> None:
+    (tmp_path / "ckpts").symlink_to("ckpts")  # as without permission, which root has
+    with pytest.raises(OSError):
+        checkpoint_folders(tmp_path)
+    assert newest_and_passed_over(tmp_path) == (
+        None,
+        (f"the checkpoints in {tmp_path / 'ckpts'} cannot be listed: Too many levels of symbolic links",),
+    )
+    (tmp_path / "ckpts").unlink()
+    assert newest_and_passed_over(tmp_path) == (None, ())
 
 
 def test_a_page_reads_a_checkpoint_that_was_found_good_again_only_when_it_changed(

@@ -243,6 +243,7 @@ def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(
         main()
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.startswith(f"error: {tmp_path} may not be written to: ")
+    assert "name another run folder with --run" in told
 
 
 def test_a_run_without_a_checkpoint_is_no_dead_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import resource
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from splatstudio.files import run as run_files
 from splatstudio.files.run import Run, new_run_path
 from splatstudio.settings.config import TrainConfig
 
@@ -63,6 +65,20 @@ def test_a_damaged_run_file_is_named(run: Run, content: str | None, reason: str)
     with pytest.raises(ValueError, match=reason) as caught:
         Run.open(run.path)
     assert "run.json" in str(caught.value)
+
+
+def test_a_run_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: Path, values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_files, "write_json_durably", full)
+    with pytest.raises(
+        ValueError, match=r"garden cannot be written to \(No space left on device\): make room"
+    ):
+        Run.create(tmp_path / "garden", tmp_path, TrainConfig())
+    assert not (tmp_path / "garden").exists()
 
 
 def test_metrics_come_back_in_order(run: Run) -> None:

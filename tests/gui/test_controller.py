@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,17 @@ def test_a_worker_that_cannot_be_started_is_told_and_can_be_tried_again(
     monkeypatch.setattr(WorkerClient, "send", lambda self, command: sent.append(type(command).__name__))
     controller.press_primary()
     assert controller.status.state == "loading" and "Start" in sent
+
+
+def test_a_run_that_cannot_be_written_is_told_before_a_worker_starts(
+    idle: Steered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = idle.controller
+    controller._worker.receive(StateChanged("failed"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="may not be written to: change its permissions, or copy the run"):
+        controller.press_primary()
+    assert controller.status.state == "failed"
 
 
 @pytest.mark.usefixtures("noted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree:
     controller.preview.shown = worker, model_loaded(Model(gaussians), 2_000_000)
     panel.refresh()
     assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
+
+
+@pytest.mark.parametrize(
+    ("name", "upright", "told"),
+    [
+        ("PLY", False, "those of the scene's own files<"),
+        ("glTF", False, "those of the scene's own files, turned to glTF's axes<"),
+        ("glTF", True, "upright, as here, turned to glTF's axes<"),
+    ],
+)
+def test_in_which_coordinates_a_file_lies_is_told(page: Any, name: str, upright: bool, told: str) -> None:
+    panel = ExportPanel(page)
+    panel._format.value, panel._upright.value = name, upright
+    panel.refresh()
+    assert told in html.unescape(panel._facts.content)
 
 
 def test_at_most_as_many_splats_are_announced_and_afterward_how_many_it_were(page: Any) -> None:
@@ -250,6 +266,18 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     moved = replace(scene, transform=scene.transform @ np.diag([2.0, 2.0, 2.0, 1.0]))
     page.controller.project = replace(page.controller.project, scene=moved)
     assert TrimSection(page, lambda _: None).trim == KEEP_ALL
+
+
+def test_a_crop_that_cannot_be_written_is_not_called_kept(page: Any, run: Path) -> None:
+    (run / "crop.json").mkdir()
+    section = TrimSection(page, lambda _: None)
+    changed_by_a_user(section._opacity, 0.25, section._change)
+    section.close()
+    assert "The crop is not saved: " in section._said.content
+    (run / "crop.json").rmdir()
+    changed_by_a_user(section._opacity, 0.5, section._change)
+    section.close()
+    assert "Kept in crop.json" in section._said.content
 
 
 def test_a_box_that_was_lost_is_laid_around_the_model_again(page: Any, run: Path) -> None:

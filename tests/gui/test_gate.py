@@ -10,11 +10,13 @@ import logging
 import socket
 import threading
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import rich
 import viser
 import websockets.asyncio.server
 import websockets.server
@@ -203,6 +205,19 @@ def test_the_token_is_never_written_anywhere(
     assert not any(TOKEN in logging.Formatter().format(record) for record in ours)
     out, err = capfd.readouterr()
     assert TOKEN not in out + err and "viser" not in out
+
+
+def test_viser_prints_nothing_and_others_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also past a redirected output, as rich prints in a notebook."""
+    gated = open_server(Listen(port=0), token=TOKEN)
+    label = gated.server.gui.add_html("there")
+    gated.stop()
+    with warnings.catch_warnings(record=True) as told:
+        label.content = "nobody sees this any more"
+    assert not told
+    rich.print("something of the user's")
+    printed = capsys.readouterr()
+    assert printed.out == "something of the user's\n" and printed.err == ""
 
 
 def test_the_33rd_browser_is_told_and_the_others_go_on(gated: GatedServer) -> None:

@@ -143,18 +143,20 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     """Choose a preset, sizes and what is in the capture, train, and return the run, which has all of that."""
     screen.tab("Train")
     # The steps of this page were asked for.
-    assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps."
+    assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps, sh_degree."
     screen.choose("Preset", "preview")
     description = re.escape(PRESETS["preview"].description)
     described = re.compile(
-        rf"{description} With these photos it makes at most [\d,]+ splats\. Changed: steps\."
+        rf"{description} With these photos it makes at most [\d,]+ splats\. Changed: steps, sh_degree\."
     )
     screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
     screen.enter("Steps", str(STEPS))
     screen.enter("Max splats", "70")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the steps that were typed")
     screen.choose("Preset", "mcmc")
-    told = f"{PRESETS['mcmc'].description} With these photos it makes at most 70 splats. Changed: steps."
+    told = PRESETS["mcmc"].description + (
+        " With these photos it makes at most 70 splats. Changed: steps, sh_degree."
+    )
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photos", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")

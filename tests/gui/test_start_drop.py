@@ -199,6 +199,14 @@ LET_FALL = """files => {
 }"""
 
 
+# What the page tells, also what stands there for a moment, until it shows another page.
+REMEMBER = """() => {
+  const told = document.getElementById("drop-told");
+  sessionStorage.told = "";
+  new MutationObserver(() => { sessionStorage.told += told.textContent; }).observe(told, {childList: true});
+}"""
+
+
 class TestInABrowser:
     pytestmark = PAGE_TEST
 
@@ -210,9 +218,14 @@ class TestInABrowser:
         tab.evaluate(LET_FALL, [["notes.pdf", [1, 2]]])
         # Not by a function, which is text that the page does not allow to be run as a script.
         tab.locator("#drop-told", has_text="cannot be opened").wait_for()
+        tab.evaluate(REMEMBER)
         tab.evaluate(LET_FALL, [["a.ply", [1, 2, 3]]])
+        tab.evaluate(LET_FALL, [["b.ply", [1]]])  # while the first is still on its way
         tab.get_by_text("Opening").wait_for()
         assert (tmp_path / "dropped" / "a.ply").read_bytes() == b"\1\2\3"
+        assert not (tmp_path / "dropped" / "b.ply").exists()
+        refused = "b.ply was not taken: drop it again when this is done"
+        assert refused in tab.evaluate("() => sessionStorage.told"), "a second one is not lost without a word"
         assert page.next_request().path == str(tmp_path / "dropped" / "a.ply")
         page.tell("It is damaged.")
         scan = tmp_path / "mine" / "scan" / "images"

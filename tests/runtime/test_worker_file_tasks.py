@@ -130,6 +130,10 @@ def test_mistakes_come_back_as_one_sentence(do: Do, run: Path, tmp_path: Path) -
     (run / "ckpts" / "step_00000003" / "rank00001-of-00002.safetensors").unlink()
     end = do(FileTask("Evaluating", evaluation=EvaluationTask(run / "ckpts" / "step_00000003")))
     assert end.error is not None and "rank 1 of 2) cannot be read" in end.error
+    (tmp_path / "a file").write_text("")
+    mesh = MeshTask(tmp_path / "model.ply", tmp_path / "a file" / "model.glb", MeshOptions())
+    end = do(FileTask("Making model.glb", mesh=mesh))
+    assert end.error == f"{tmp_path / 'a file'} cannot be read or written: File exists"
 
 
 def test_a_task_can_be_cancelled_and_a_killed_one_is_told(

@@ -40,6 +40,33 @@ def test_values_of_the_declared_type_are_taken(kind: Any, value: Any, expected: 
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (float, ".3", 0.3),
+        (float, "+0.3", 0.3),
+        (float, "-.5", -0.5),
+        (float, "5.", 5.0),
+        (float, "3e-1", 0.3),
+        (float | None, " .5 ", 0.5),
+        (int, "+5", 5),
+        (COLOR, [".1", "-.2", "3"], (0.1, -0.2, 3.0)),
+        (int | Literal["auto"], "auto", "auto"),
+        (Path, "+5.", Path("+5.")),
+        (str, "+5", "+5"),
+        (tuple[str, ...], ["+5", ".5"], ("+5", ".5")),
+    ],
+)
+def test_numbers_are_taken_as_people_type_them(kind: Any, text: Any, value: Any) -> None:
+    assert typed_value(kind, text, "it", as_typed=True) == value
+
+
+@pytest.mark.parametrize("text", ["", ".", "+", "1..2", "e5", "0x1", "1,5"])
+def test_what_spells_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it must be a number"):
+        typed_value(float, text, "it", as_typed=True)
+
+
+@pytest.mark.parametrize(
     ("kind", "value", "wanted"),
     [
         (int, 1.0, "a whole number"),

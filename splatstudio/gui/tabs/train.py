@@ -9,6 +9,7 @@ from typing import Any
 
 import viser
 
+from splatstudio.error_text import first_of
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Field, Page, Panel
@@ -19,7 +20,7 @@ from splatstudio.gui.theme import note_html, rgb_bytes, table_html
 from splatstudio.runtime.messages import Evaluate
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig, declaration, value_of
+from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, declaration, differing, value_of
 from splatstudio.settings.presets import PRESETS, nearest_preset, switched_off
 from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
@@ -27,6 +28,11 @@ from splatstudio.training.memory_plan import splats_chosen, splats_wanted
 from splatstudio.training.plateau import evaluation_interval
 
 DOWNSCALES = (1, 2, 4, 8)
+MOST_CHANGES = 6  # of a preset's settings that are named
+# What the page shows beside the preset, what says which photos those are, and when to evaluate and to save.
+SHOWN_ELSEWHERE = frozenset({"downscale", "model", "test_every", "test_images", *FREE_ON_RESUME}) | {
+    "densify.max_gaussians"
+}
 PRECISIONS = {
     "auto": "16 bits between machines, 32 within one",
     "fp32": "32 bits",
@@ -374,7 +380,9 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     """Return what a preset is for, how many splats it comes to, and which of its settings were changed."""
     preset = PRESETS[name]
     own = preset.changes(config)
-    changes = f" Changed: {', '.join(own)}." if own else ""
+    given = differing(config, preset.apply(TrainConfig()))
+    changed = [*own, *(name for name in given if name not in own and name not in SHOWN_ELSEWHERE)]
+    changes = f" Changed: {first_of(changed, MOST_CHANGES)}." if changed else ""
     most = _most_splats(config, scene)
     number = "" if most is None else f" With these photos it makes at most {most:,} splats."
     return note_html(preset.description + number + changes, mark="preset")

@@ -130,9 +130,9 @@ class TrimSection(Panel):
         self._change(event)
 
     def _change(self, event: viser.GuiEvent) -> None:
-        self._draw()
         if event.client is not None:
             self._keep()
+        self._draw()
 
     def _drag(self, face: BoxSide, place: float) -> None:
         """Move one side of the box; what is typed and what is dragged is the same."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import multiprocessing
-import os
 import tempfile
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -60,7 +59,7 @@ class FrameSlots:
             array = multiprocessing.get_context("spawn").RawArray(ctypes.c_ubyte, size)
             return cls(SlotsFile(array, num_slots, slot_bytes), array)
         folders = [Path(tempfile.gettempdir())]
-        if (in_memory := memory_folder()) is not None and os.access(in_memory, os.W_OK):
+        if (in_memory := memory_folder()) is not None:
             folders.insert(0, in_memory)
         for folder in folders:
             opened = tempfile.TemporaryFile(  # noqa: SIM115 - open as long as the slots are

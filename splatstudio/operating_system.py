@@ -121,17 +121,6 @@ def memory_folder() -> Path | None:
     return folder if LINUX and folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
-def share_memory_elsewhere() -> None:
-    """Let multiprocessing share memory by files for temporary use where /dev/shm cannot be written to.
-
-    It looks at the room there alone (`multiprocessing.heap.Arena`).
-    """
-    if LINUX and memory_folder() is None:
-        import multiprocessing.heap
-
-        multiprocessing.heap.Arena._dir_candidates = []  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def reserve(descriptor: int, size: int) -> None:
     """Make room for `size` bytes now: writing to a mapped file on a full disk would be a bus error later."""
     if hasattr(os, "posix_fallocate"):

@@ -63,7 +63,8 @@ HOMES = {
     "pynvml": {"devices.monitor"},
     "simplejpeg": {"gui", "runtime"},
     "tyro": {"cli"},
-    "rich": {"cli"},
+    # viser prints by it, which the gate does not let it.
+    "rich": {"cli", "gui.server.gate"},
     "safetensors": {"checkpoints.manifest"},
     "splines": {"cameras.camera_path"},
     "imageio": {"models.video"},

@@ -13,7 +13,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import ModuleType
 
-from splatstudio.operating_system import STOP_SIGNALS, WINDOWS, share_memory_elsewhere, signals_blocked
+from splatstudio.operating_system import LINUX, STOP_SIGNALS, WINDOWS, memory_folder, signals_blocked
 
 LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 _MAIN = threading.RLock()  # held by the thread that has put the program away
@@ -24,7 +24,7 @@ def process_context(*, several: bool = False) -> BaseContext:
 
     The server that the first call describes serves all: `several` ranks need more of torch.
     """
-    share_memory_elsewhere()
+    _share_memory_elsewhere()
     if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -33,6 +33,17 @@ def process_context(*, several: bool = False) -> BaseContext:
     # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank.
     context.set_forkserver_preload(["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", *backward])
     return context
+
+
+def _share_memory_elsewhere() -> None:
+    """Let multiprocessing share memory by files for temporary use where /dev/shm cannot be written to.
+
+    It looks at the room there alone (`multiprocessing.heap.Arena`).
+    """
+    if LINUX and memory_folder() is None:
+        from multiprocessing import heap
+
+        heap.Arena._dir_candidates = []  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def begin_fork_server(*, several: bool) -> None:

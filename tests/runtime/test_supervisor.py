@@ -6,6 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+from multiprocessing import heap, util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from blob_models import blobs
 from started_programs import run_program
 
 from splatstudio.models.model import Model
-from splatstudio.runtime import messages
+from splatstudio.runtime import fork_server, messages
 from splatstudio.runtime.channel.codec import encode
 from splatstudio.runtime.channel.mailbox import Mailbox
 from splatstudio.runtime.headless_controller import keep_token, token_file
@@ -285,6 +286,7 @@ def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
 def test_no_stop_signal_ends_the_fork_server() -> None:
     script = """
 import multiprocessing, multiprocessing.forkserver as server
+from multiprocessing import heap, util
 from pathlib import Path
 from splatstudio.runtime.fork_server import guarded_start
 multiprocessing.set_forkserver_preload([])
@@ -313,3 +315,14 @@ def test_an_event_that_cannot_be_read_keeps_none_from_being_heard(
     )
     cast(Any, client._supervisor)._forward_events(group)
     assert heard == [LOADED] and "could not be read" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
+def test_memory_is_shared_by_files_where_none_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.Arena, "_dir_candidates", ["/dev/shm"])
+    arena: Any = heap.Arena(4096)
+    if fork_server.memory_folder() is not None:
+        assert arena._choose_dir(4096) == "/dev/shm", "as long as it can be written to"
+    monkeypatch.setattr(fork_server, "memory_folder", lambda: None)
+    fork_server.process_context()
+    assert arena._choose_dir(4096) == util.get_temp_dir()

@@ -66,6 +66,8 @@ LIMIT = "densify.max_gaussians"  # what --max-splats sets
 
 CTRL_C = 130  # the shell's exit code for a command that it ended
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
+DELAYED = 1.4  # times the planned minutes: that a training takes so long is told
+EARLIEST_DELAY = 0.1  # of the steps, before which nobody can tell
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 log = logging.getLogger(__name__)
@@ -256,7 +258,7 @@ def train_scene(
         settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
     job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
-    return _Attendance(job, first, chosen).run()
+    return _Attendance(job, first, chosen, minutes).run()
 
 
 def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene) -> bool:
@@ -400,8 +402,12 @@ def _take_over(run_dir: Path) -> None:
 class _Attendance:
     """Follows one training: prints what its process tells, and has it save and stop at a signal."""
 
-    def __init__(self, job: messages.TrainJob, first: int, devices: RankDevices):
+    def __init__(
+        self, job: messages.TrainJob, first: int, devices: RankDevices, minutes: float | None = None
+    ):
+        """`minutes` are those that were planned for, None: nothing was."""
         self._job = job
+        self._planned_seconds = None if minutes is None else 60.0 * minutes  # until its delay is told
         self._first = first
         self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
@@ -472,6 +478,7 @@ class _Attendance:
         elif isinstance(event, messages.Progress):
             self._num_gaussians = event.num_gaussians
             report.show(event)
+            self._tell_delay(event)
         elif isinstance(event, messages.Evaluated) and event.path is not None:
             file = event.path / f"step_{event.step:08d}.json"
             print_evaluation(evaluation_from_json(json.loads(read_input(file))), f"step {event.step}: ")
@@ -489,6 +496,20 @@ class _Attendance:
         elif isinstance(event, messages.Warned) and event.sentence != self._warned:
             self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)
+
+    def _tell_delay(self, progress: messages.Progress) -> None:
+        """Say once that a training which was planned for some minutes takes clearly longer."""
+        planned, left = self._planned_seconds, progress.eta_seconds
+        if planned is None or left is None or progress.step < EARLIEST_DELAY * progress.total_steps:
+            return
+        if self._seconds() + left > DELAYED * planned:
+            self._planned_seconds = None
+            console.print(
+                f"Slower than planned, as beside other programs: {duration_words(left)} left."
+                " Ctrl-C saves and stops here.",
+                style="yellow",
+                markup=False,
+            )
 
     def _conclude(self, end: messages.Event | None, request: StopRequest) -> CommandResult:
         if isinstance(end, messages.Failed):

@@ -245,7 +245,7 @@ def test_a_long_training_names_a_shorter_one(
     tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "measured_times", lambda device: StepTimes(0.5, 0.0, 0.0))
-    monkeypatch.setattr(train, "_Attendance", lambda job, first, devices: SimpleNamespace(run=lambda: 0))
+    monkeypatch.setattr(train, "_Attendance", lambda *asked: SimpleNamespace(run=lambda: 0))
     code, output = command("train", DEMO, "--run", tmp_path / "run")
     assert (
         code == 0

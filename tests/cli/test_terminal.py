@@ -8,8 +8,10 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +21,15 @@ from started_programs import start_program
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.cli import terminal
+from splatstudio.cli import train as train_command
 from splatstudio.cli.console import PlainConsole
 from splatstudio.cli.main import main, with_home_folders
 from splatstudio.cli.standard_output import going_on_unheard, nobody_reads
+from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run
+from splatstudio.runtime.messages import Progress, TrainJob
 from splatstudio.settings.config import TrainConfig
 
 # Describes a scene, and tells whether what takes seconds to load was loaded for that.
@@ -244,6 +249,30 @@ def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.startswith(f"error: {tmp_path} may not be written to: ")
     assert "name another run folder with --run" in told
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds_left", "told"),
+    [(None, 900.0, False), (10.0, 700.0, False), (10.0, 800.0, True)],
+)
+def test_a_training_that_takes_longer_than_planned_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], minutes: float | None, seconds_left: float, told: bool
+) -> None:
+    job = TrainJob(DEMO, tmp_path / "run", TrainConfig(steps=1000))
+    attendance = train_command._Attendance(job, 0, choose_devices(ranks=1), minutes)
+    attendance._started = time.monotonic() - 100.0
+    report: Any = SimpleNamespace(show=lambda progress: None)
+    for step in (50, 200, 300):
+        attendance._tell(
+            progress(step, 2.0 * seconds_left if step == 50 else seconds_left), report, quiet=False
+        )
+    printed = capsys.readouterr().out
+    assert printed.count("Slower than planned") == told
+    assert not told or "about 13 minutes left. Ctrl-C saves" in " ".join(printed.split())
+
+
+def progress(step: int, eta_seconds: float) -> Progress:
+    return Progress(step, 1000, 0.1, 20.0, 5, 1.0, eta_seconds, 100.0)
 
 
 def test_a_run_without_a_checkpoint_is_no_dead_end(

@@ -18,7 +18,7 @@ from splatstudio.error_text import reason
 from splatstudio.files.run import Run
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
-from splatstudio.models.model import Model, load_model, with_images_found
+from splatstudio.models.model import Model, load_model, remember_images, with_images_found
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.rendering.render import render_image
 from splatstudio.runtime.stop_signals import HeldInterrupt
@@ -114,11 +114,21 @@ def _resumed(
     for sentence in passed_over:
         log.warning("%s", sentence)
     config = resumed(config_of_checkpoint(checkpoint), _chosen(config, None, settings), given)
-    if not isinstance(scene, Scene):
+    if isinstance(scene, Scene):
+        for name in ("downscale", "model"):
+            if getattr(scene, name) != getattr(config, name):
+                raise ValueError(
+                    f"the scene was loaded with {name}={getattr(scene, name)}, and the run was trained with"
+                    f" {name}={getattr(config, name)}: load it so, or give its path"
+                )
+    else:
         config = config if "images" in given else with_images_found(config, run, typed_path(scene))
         scene = load_training_scene(scene, config, known_photos(checkpoint))
     free = {name: value_of(config, name) for name in FREE_ON_RESUME}
-    return Trainer.resume(scene, checkpoint, **free), lambda: run
+    trainer = Trainer.resume(scene, checkpoint, **free)
+    if trainer.step >= config.steps:
+        log.warning("nothing to do: the run is at step %d, and it is to have %d", trainer.step, config.steps)
+    return trainer, lambda: run if run.config.images == config.images else remember_images(run, config.images)
 
 
 def _trained(
@@ -147,14 +157,10 @@ def _trained(
         options, poses = trainer.display_options, trainer.poses
         return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step, poses=poses)
     except KeyboardInterrupt:  # as a notebook's Stop
-        if session is None:
+        if make_run is None:
             log.warning("nothing is kept of the %d steps: name a run_dir, where they are saved", trainer.step)
-        elif trainer.whole:
-            _save(session)
-            if session.saved is not None:
-                log.warning("saved in %s: train with resume=True to continue", session.saved)
-        else:
-            log.warning("a step was torn: what was trained since the last checkpoint is lost")
+        elif session is not None:
+            _save_interrupted(session)
         raise
     finally:
         if session is not None:
@@ -175,6 +181,16 @@ def _tell(on_step: Callable[[Advance], None], advance: Advance, session: Session
         if session is not None:
             _save(session)
         raise
+
+
+def _save_interrupted(session: Session) -> None:
+    """Save what an interrupt has left, and say where it is and how to go on."""
+    if not session.trainer.whole:
+        log.warning("a step was torn: what was trained since the last checkpoint is lost")
+        return
+    _save(session)
+    if session.saved is not None:
+        log.warning("saved in %s: train with resume=True to continue", session.saved)
 
 
 def _save(session: Session) -> None:

@@ -32,7 +32,9 @@ def remedy(error: OSError) -> str:
         return "change the permissions there"
     if error.errno == errno.EROFS:
         return "make the disk writable"
-    return "make room on the disk"
+    if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # a rank's disk tells no number
+        return "make room on the disk"
+    return "mend that"
 
 
 def essence(error: BaseException) -> str:

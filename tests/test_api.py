@@ -230,12 +230,21 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(scene: Scene, tmp_path: Path) 
     assert by_path.step == 7, "the scene is read as the run has it"
 
 
+def test_a_run_that_has_its_steps_says_so_and_gives_its_model(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ss.train(scene, steps=3, run_dir=tmp_path / "run")
+    assert ss.train(scene, steps=2, run_dir=tmp_path / "run", resume=True).step == 3
+    assert "nothing to do: the run is at step 3, and it is to have 2" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
         ({"run_dir": None}, "needs run_dir"),
         ({"preset": "fast"}, "omit preset"),
         ({"seed": 4}, "seed would change"),
+        ({"scene": "larger"}, "loaded with downscale=4, and the run was trained with downscale=8"),
         ({"run_dir": "empty"}, "no checkpoint to resume from"),
         ({"run_dir": "nowhere"}, "is no run folder"),
     ],
@@ -246,8 +255,10 @@ def test_what_cannot_be_resumed_is_told(
     monkeypatch.chdir(tmp_path)
     ss.train(scene, steps=1, run_dir="run")
     Run.create(Path("empty"), scene.path, TrainConfig())
+    if asked.get("scene") == "larger":
+        asked = {"scene": ss.load_scene(DEMO, downscale=4)}
     with pytest.raises(ValueError, match=told):
-        ss.train(scene, **{"run_dir": "run", "resume": True, "steps": 2, **asked})
+        ss.train(**{"scene": scene, "run_dir": "run", "resume": True, "steps": 2, **asked})
     assert ss.load_model("run").step == 1
 
 

@@ -232,8 +232,6 @@ def train_scene(
     scene = load_training_scene(scene_path, config, known_photos(checkpoint))
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
-    instead = "copy the run elsewhere and resume it there" if resume else "name another run folder with --run"
-    refuse_unwritable(run_dir, instead)
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
@@ -241,6 +239,8 @@ def train_scene(
             return CommandResult(0, _values(run_dir, checkpoint, first, config.steps))
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
+    else:
+        refuse_unwritable(run_dir, "name another run folder with --run")
     chosen = devices.chosen()
     use = devices.use_of(chosen)
     console.print(use.text, style="yellow" if use.idle_gpu else None, markup=False)
@@ -270,6 +270,7 @@ def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene)
         asked = f"the run is at step {first:,}, and it is to have {config.steps:,}"
         console.print(f"Nothing to do: {asked}; a larger --steps continues.")
         return False
+    refuse_unwritable(run_dir, "copy the run elsewhere and resume it there")
     _take_over(run_dir)
     if (run := Run.open(run_dir)).config.images != config.images:
         remember_images(run, config.images)
@@ -482,6 +483,8 @@ class _Attendance:
         elif isinstance(event, messages.Evaluated) and event.path is not None:
             file = event.path / f"step_{event.step:08d}.json"
             print_evaluation(evaluation_from_json(json.loads(read_input(file))), f"step {event.step}: ")
+        elif isinstance(event, messages.Evaluated):  # and could not be written
+            console.print(event_line(event, ""), markup=False)
         elif isinstance(event, messages.PlateauReached) and event.stops:
             self._flat = event
         elif isinstance(event, messages.PlateauReached) and event != self._offer:

@@ -56,7 +56,7 @@ def refuse_unwritable(run_dir: Path, instead: str) -> None:
     `instead` is what else to do, as "name another run folder with --run".
     """
     places = [run_dir / "ckpts", run_dir / "logs", run_dir]
-    while not os.path.exists(places[-1]):
+    while not os.path.exists(places[-1]) and places[-1] != places[-1].parent:
         places.append(places[-1].parent)
     for place in places:
         if os.path.exists(place) and not os.access(place, os.W_OK):

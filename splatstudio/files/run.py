@@ -55,9 +55,10 @@ class Run:
     def create(cls, path: Path, scene_path: Path, config: TrainConfig) -> Run:
         """Make the folder and its run.json.
 
-        Raises ValueError when `path` already holds something, or one of them cannot be made: then neither is.
+        Raises ValueError when `path` already holds something, or one of them cannot be made.
         """
         path, scene_path = Path(path), Path(scene_path).resolve()
+        is_new = not path.exists()
         try:
             make_folder(path)
             taken = is_taken(path)
@@ -69,8 +70,9 @@ class Run:
         try:
             run.write()
         except OSError as error:
-            with suppress(OSError):
-                path.rmdir()
+            if is_new:
+                with suppress(OSError):
+                    path.rmdir()
             raise ValueError(
                 f"the run folder {path} cannot be written to ({error.strerror}): {remedy(error)}, or name"
                 " another one"

@@ -511,6 +511,8 @@ class Training:
         finally:
             self._news.paused_for(time.monotonic() - started)
         self._news.evaluated(session, evaluation)
+        if (unwritten := session.take_unwritten()) is not None:
+            self._emit(messages.Warned(unwritten))
         self._news.offer(session)
 
 

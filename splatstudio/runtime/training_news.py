@@ -187,8 +187,10 @@ class TrainingNews:
 
     def evaluated(self, session: Session, evaluation: Evaluation) -> None:
         """Tell the scores of the test photos."""
+        step, folder = session.trainer.step, session.run.path / "eval"
         scores = (evaluation.psnr, evaluation.ssim, len(evaluation.images))
-        self._emit(messages.Evaluated(session.trainer.step, *scores, session.run.path / "eval"))
+        written = (folder / f"step_{step:08d}.json").exists()
+        self._emit(messages.Evaluated(step, *scores, folder if written else None))
 
     def paused_for(self, seconds: float) -> None:
         """Leave out of the speed what was done between two steps."""

@@ -51,6 +51,7 @@ KNOWN = (
     " RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
 )
 
+MASK_FOLDERS = frozenset({"masks", "mask"})
 LONGEST_DISTORTED = 2**15 - 1  # px; OpenCV counts in 16 bits there
 # Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
 READERS: Mapping[str, Callable[[Path], PosedFrames]] = {
@@ -265,23 +266,28 @@ def _nothing_found(folder: Path) -> ValueError:
                 f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
                 "found nothing; run it again"
             )
-    num_photos = _photos_below(folder)
+    holds, num_photos = _photos_below(folder)
     if num_photos:
         return ValueError(
-            f"{folder} holds {num_photos} photos but no camera poses, which training needs (nothing "
+            f"{holds} holds {num_photos} photos but no camera poses, which training needs (nothing "
             f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 
 
-def _photos_below(folder: Path) -> int:
-    """Return how many photos lie in a folder and in those two levels below, but for hidden ones."""
-    num = 0
+def _photos_below(folder: Path) -> tuple[Path, int]:
+    """Return which folder, this one or one at most two levels below, has the most photos, and how many.
+
+    Those in `images` count for the folder that it is in. Masks are no photos.
+    """
+    found: dict[Path, int] = {}
     for place, folders, files in os.walk(folder):
-        num += sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
+        num = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
+        holds = Path(place) if Path(place).name != "images" or place == str(folder) else Path(place).parent
+        found[holds] = found.get(holds, 0) + num
         deep = len(Path(place).relative_to(folder).parts) >= 2
-        folders[:] = [] if deep else [name for name in folders if name[0] != "."]
-    return num
+        folders[:] = [] if deep else [name for name in folders if name[0] != "." and name not in MASK_FOLDERS]
+    return max(found.items(), key=lambda each: each[1], default=(folder, 0))
 
 
 def _scene(

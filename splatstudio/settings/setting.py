@@ -69,10 +69,9 @@ def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> 
         value = os.fspath(value)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's or torch's
         value = value.item()
-    if as_typed and not _kinds_in(kind) & {str, Path}:
-        value = _as_in_json(value)
+    plain = _as_in_json(value) if as_typed and not _kinds_in(kind) & {str, Path} else value
     try:
-        return msgspec.convert(value, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
+        return msgspec.convert(plain, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
     except msgspec.ValidationError:
         raise ValueError(f"{name} must be {in_words(kind)}, not {value!r:.60}") from None
 

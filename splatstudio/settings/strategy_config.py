@@ -18,7 +18,7 @@ class DensifyConfig:
 
     enabled: bool = setting(True, "Add and remove splats during training.", live=True)
     start_step: int = setting(
-        500, "Step from which splats are added and removed; a sixth of all steps at the latest.", 0
+        500, "Step after which splats are added and removed; a sixth of all steps at the latest.", 0
     )
     stop_step: int = setting(
         15_000, "Step at which adding and removing ends; half of all steps at the latest.", 0
@@ -54,7 +54,7 @@ class DensifyConfig:
     )
     stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules apply; 0: never.", 0)
     max_gaussians: int = setting(
-        2_000_000, "Limit on the number of splats, for every strategy.", 1, live=True
+        2_000_000, "No splats are added above this number, whatever the strategy.", 1, live=True
     )
 
     def ends(self, steps: int) -> int:
@@ -82,7 +82,7 @@ class McmcConfig:
     """
 
     start_step: int = setting(
-        500, "Step from which splats are relocated and added; a sixth of all steps at the latest.", 0
+        500, "Step after which splats are relocated and added; a sixth of all steps at the latest.", 0
     )
     stop_step: int = setting(
         25_000, "Step at which relocating and adding ends; five sixths of all steps at the latest.", 0

@@ -126,6 +126,7 @@ class Session:
         )
         self._replanned_at = trainer.step if self._watch.replanned else None  # until it is in the metrics
         self._figures = Figures(run)
+        self._unwritten: str | None = None
         self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
@@ -158,7 +159,10 @@ class Session:
         step = self.trainer.step
         if step != self._saved_step or self._saved_config != self.trainer.config or self._saver.busy:
             return None
-        return next((path for path in checkpoint_folders(self.run.path) if step_of(path) == step), None)
+        try:
+            return next((path for path in checkpoint_folders(self.run.path) if step_of(path) == step), None)
+        except OSError:  # it was written, and the disk does not answer now
+            return self.run.path / "ckpts" / f"step_{step:08d}"
 
     def advance(self) -> Advance:
         """Train one step, then evaluate and save where the configuration asks for it.
@@ -191,6 +195,7 @@ class Session:
                 self._saver.start(replace(self._checkpoint(), autosave=True))
             if self._evaluation_due() and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
+                problems += filter(None, [self.take_unwritten()])
                 flat = None if self.finished else self._flat_news()
                 if flat is not None:
                     self._figures.add(flat.row())
@@ -236,7 +241,7 @@ class Session:
         """Evaluate the test photos now; the result goes to `eval/` and the metrics.
 
         Raises EvaluationAbandoned when `breathe` does, and ValueError where there is no memory for it or
-        nothing to compare with: nothing is written then.
+        nothing to compare with: nothing is written then. What cannot be written `take_unwritten` tells.
         """
         trainer = self.trainer
         self._evaluating = True
@@ -253,8 +258,16 @@ class Session:
         split = config.test_every, config.test_images
         against = ComparedWith(trainer.scene.path.resolve(), config.downscale, *split)
         evaluation = replace(evaluation, against=against)
-        self._figures.add_scores(trainer.step, evaluation)
+        try:
+            self._figures.add_scores(trainer.step, evaluation)
+        except OSError as error:  # they are known all the same
+            self._unwritten = _problem(trainer.step, error, self._well)
         return evaluation
+
+    def take_unwritten(self) -> str | None:
+        """Return a sentence where the scores of the last evaluation could not be written yet, once."""
+        told, self._unwritten = self._unwritten, None
+        return told
 
     @property
     def plateau_offer(self) -> PlateauNews | None:
@@ -361,13 +374,12 @@ class Session:
         change = stats.change
         if stats.step % METRICS_EVERY and change is None and not self.finished:
             return False
-        rewritten = self._make_run_again()
+        rewritten, rows = self._make_run_again(), list[dict[str, Any]]()
         if self._replanned_at is not None:
             steps = self.trainer.config.steps
-            replanned = {"step": self._replanned_at, "setting": "steps", "value": steps}
+            rows.append({"step": self._replanned_at, "setting": "steps", "value": steps})
             self._replanned_at = None
-            self._figures.add(replanned)
-        self._figures.add(
+        rows.append(
             {
                 "step": stats.step,
                 "loss": stats.loss,
@@ -378,6 +390,7 @@ class Session:
                 **({} if change is None else {"densified": asdict(change)}),
             }
         )
+        self._figures.add(*rows)
         self._failing = False
         return rewritten
 

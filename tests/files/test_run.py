@@ -79,6 +79,10 @@ def test_a_run_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(
     ):
         Run.create(tmp_path / "garden", tmp_path, TrainConfig())
     assert not (tmp_path / "garden").exists()
+    (tmp_path / "garden").mkdir()
+    with pytest.raises(ValueError, match="cannot be written to"):
+        Run.create(tmp_path / "garden", tmp_path, TrainConfig())
+    assert (tmp_path / "garden").exists(), "that was there before"
 
 
 def test_metrics_come_back_in_order(run: Run) -> None:

@@ -32,6 +32,7 @@ from splatstudio.runtime.messages import (
     TrainJob,
     ViewJob,
 )
+from splatstudio.runtime.sentences import saved_sentence
 from splatstudio.runtime.supervisor import ONE_RANK, WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -267,6 +268,20 @@ def test_a_run_that_cannot_be_written_is_told_before_a_worker_starts(
     with pytest.raises(ValueError, match="may not be written to: change its permissions, or copy the run"):
         controller.press_primary()
     assert controller.status.state == "failed"
+
+
+@pytest.mark.usefixtures("noted")
+def test_checkpoints_that_cannot_be_listed_are_neither_lost_nor_begun_over(
+    blob_scene: Scene, blob_folder: Path
+) -> None:
+    run = Path("runs/blobs")
+    trained_run(blob_scene, run)
+    project = open_project(run, TrainConfig(), None)
+    (run / "ckpts").rename(run / "elsewhere")
+    (run / "ckpts").symlink_to("ckpts")
+    with pytest.raises(ValueError, match=r"nothing was changed: the checkpoints in .* cannot be listed"):
+        project.resumed_job()
+    assert saved_sentence(run, 5).startswith("It is not known what was saved: the checkpoints in ")
 
 
 @pytest.mark.usefixtures("noted")

@@ -281,10 +281,11 @@ def test_a_scene_below_may_have_a_name_that_begins_like_that_of_pictures(tmp_pat
     assert load_scene(tmp_path).model_folder == tmp_path / name / "sparse/0"
 
 
-@pytest.mark.parametrize("place", [".", "holiday", "holiday/first day"])
+@pytest.mark.parametrize("place", [".", "images", "holiday", "holiday/first day"])
 def test_photos_below_the_folder_are_photos_too(tmp_path: Path, place: str) -> None:
     write_pictures(tmp_path / "scan" / place, TINY)
     write_pictures(tmp_path / "scan" / ".trash", TINY)
+    write_pictures(tmp_path / "scan" / place / "masks", TINY)
     told = f"holds {len(TINY.names)} photos but no camera poses.*splatstudio poses"
     with pytest.raises(ValueError, match=told):
         load_scene(tmp_path / "scan")

@@ -251,9 +251,25 @@ def test_figures_of_a_full_disk_are_written_when_it_has_room(
 
 def test_scores_that_cannot_be_written_keep_no_metrics_back(session: Session) -> None:
     (session.run.path / "eval").write_text("no folder")
-    for _ in range(6):
-        session.advance()
-    assert {row["step"] for row in session.run.metrics().rows if "test_psnr" in row} == {3, 6}
+    advances = [session.advance() for _ in range(3)]
+    assert advances[2].evaluation is not None, "they are known all the same"
+    assert advances[2].problem is not None and "figures of step 3" in advances[2].problem
+    session.note_setting("ssim_weight", 0.3)  # which is written, and so no error
+    advances += [session.advance() for _ in range(3)]
+    rows = session.run.metrics().rows
+    assert {row["step"] for row in rows if "test_psnr" in row} == {3, 6}
+    assert [row["step"] for row in rows if "setting" in row] == [3]
+
+
+def test_saves_that_fail_are_told_beside_scores_that_cannot_be_written(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("eval_every", 5)
+    (autosaving.run.path / "eval").write_text("no folder")
+    assert "figures of step 5" in " ".join(told(autosaving, 9))
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    (autosaving.run.path / "ckpts").write_text("no folder")
+    assert "ckpts" in " ".join(told(autosaving, 6)), "nobody may take the training for saved"
 
 
 def test_a_disk_without_locks_is_told(

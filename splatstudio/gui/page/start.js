@@ -6,7 +6,7 @@
   const {key, endpoint, files: most} = told.dataset;
   let busy = false, refused = "";
 
-  const say = text => { told.textContent = refused ? `${text}. ${refused}` : text; };
+  const say = text => { told.textContent = refused ? `${text.replace(/\.$/, "")}. ${refused}` : text; };
   const hidden = path => path.split("/").some(part => part.startsWith("."));
 
   // A folder tells its entries by and by, an empty list at the end.
@@ -69,7 +69,7 @@
       await Promise.race([send(line, files, total), done]);
       const {opens, place} = await done;
       say(opens ? `Opening ${place}` : `It lies in ${place}; something else is being opened.`);
-      if (opens) location.assign("/");
+      if (opens) setTimeout(() => location.assign("/"), refused ? 3000 : 0);  // long enough to be read
     } catch (error) {
       say(error.name === "NotFoundError" || error.name === "NotReadableError"
         ? "A file cannot be read: is it still there?" : error.message);

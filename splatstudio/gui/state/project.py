@@ -169,7 +169,10 @@ class Project:
 
     def refuse_nothing_to_resume(self) -> None:
         """Raise ValueError where the run has no checkpoint, as after the last one was deleted."""
-        if self.checkpoint() is None:
+        checkpoint, passed_over = (None, ()) if self.run_dir is None else newest_and_passed_over(self.run_dir)
+        if checkpoint is None and passed_over:
+            raise ValueError(f"no checkpoint can be used, and nothing was changed: {'; '.join(passed_over)}")
+        if checkpoint is None:
             told = "this run" if self.run_dir is None else path_words(self.run_dir)
             raise ValueError(
                 f"{told} has no checkpoint any more from which it could go on. The model in the view stays:"

@@ -175,6 +175,8 @@ class _Front:
                     self.page.show_progress(in_words(progress))
 
             estimation = BackgroundEstimation(path, on_progress=follow)
+            if isinstance(self.page, StartPage):
+                self.page.offer_cancel(estimation.end)
             try:
                 while not (estimation.wait(_LOOK_SECONDS) or estimation.has_so_far):
                     # Before, there is nothing to see.

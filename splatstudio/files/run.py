@@ -248,12 +248,15 @@ def _means_in(file: Path | None) -> dict[str, Any]:
 
 
 def figures_of_run(run_dir: Path) -> str:
-    """Return the last saved step and the test PSNR of a run, as far as they are known."""
+    """Return the last saved step and the test PSNR of a run, with its step where that is an earlier one."""
     step = newest_step(run_dir)
     if step is None:
         return "no step saved"
-    psnr = newest_psnr(run_dir, step)
-    return f"step {step:,}" + ("" if psnr is None else f" · {psnr:.2f} dB")
+    psnr, file = newest_psnr(run_dir, step), newest_scores(run_dir, step)
+    if psnr is None or file is None:
+        return f"step {step:,}"
+    scored = int(file.stem.removeprefix("step_"))
+    return f"step {step:,} · {psnr:.2f} dB" + (f" at step {scored:,}" if scored != step else "")
 
 
 def is_run(folder: Path) -> bool:

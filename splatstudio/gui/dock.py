@@ -176,7 +176,7 @@ class TimeBar(Panel):
         self.keep(text, visible=lambda: self._planning, content=self._said)
         hint = "Preset, size of the photos and steps; each can still be changed in the Train tab."
         swap = self.button("", lambda _: self._swap(), visible=False, hint=hint)
-        self.keep(swap, visible=lambda: self._planning and self._plan is not None, label=self._offered)
+        self.keep(swap, visible=lambda: self._planning and self._offered() != "", label=self._offered)
         project = self.controller.project
         if project.resume_step is None and project.devices.gpus == (None,):
             threading.Thread(target=self._measure, name="step-times", daemon=True).start()
@@ -220,6 +220,8 @@ class TimeBar(Panel):
             return ""
         if self._full is None:
             return f"Shorter training, {duration_words(self._plan.seconds)}"
+        if not self._plan.is_in(self.controller.project.config):
+            return ""  # something else was chosen, which its own time is told of
         return f"Full training, {duration_words(self._plan.instead_of)}"
 
     def _said(self) -> str:
@@ -233,14 +235,16 @@ class TimeBar(Panel):
         plan = self._plan
         if plan is not None and self._full is None:
             told += f"; the shorter training is {plan.choice}"
-        elif plan is not None and planned(project.config, plan):
-            told += f": {plan.choice}. The full training takes {duration_words(plan.instead_of)}"
+        elif plan is not None and self._full is not None and plan.is_in(project.config):
+            full = self._full.config
+            told += f": {plan.choice}. The full training, {full_choice(full)}, takes"
+            told += f" {duration_words(plan.instead_of)}"
         return note_html(f"{told}.", mark="time")
 
 
-def planned(config: TrainConfig, plan: TimePlan) -> bool:
-    """Return whether settings are still those of a plan."""
-    return all(value_of(config, name) == value for name, value in plan.settings.items())
+def full_choice(config: TrainConfig) -> str:
+    """Return what the training is in whose place a shorter one was taken, as "default, 30,000 steps"."""
+    return f"{nearest_preset(config).name}, {config.steps:,} steps"
 
 
 class PreviewBar(Panel):

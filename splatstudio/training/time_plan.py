@@ -26,7 +26,7 @@ from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import OptimConfig, TrainConfig, changed
+from splatstudio.settings.config import OptimConfig, TrainConfig, changed, value_of
 from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import FastConfig
 from splatstudio.training.data.resolution import divisor_at
@@ -78,6 +78,10 @@ class TimePlan:
             config = changed(config, name, value)
         return config
 
+    def is_in(self, config: TrainConfig) -> bool:
+        """Return whether settings are still those of the plan."""
+        return all(value_of(config, name) == value for name, value in self.settings.items())
+
     @property
     def choice(self) -> str:
         """Say what is chosen, as "fast, half size, 7,000 steps"."""
@@ -91,8 +95,10 @@ class TimePlan:
 
 
 def duration_words(seconds: float) -> str:
-    """Return an estimate in words, as "about 9 minutes" or "about 3 hours"."""
+    """Return an estimate in words, as "about 20 seconds", "about 9 minutes" or "about 3 hours"."""
     minutes = seconds / 60.0
+    if seconds < 47.5:
+        return f"about {max(5, 5 * round(seconds / 5))} seconds"
     if minutes < 1.5:
         return "about a minute"
     if minutes < 90:

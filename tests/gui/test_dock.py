@@ -239,7 +239,8 @@ def test_a_long_training_gives_way_to_a_planned_one_and_a_button_takes_it_again(
     text, button = bar._kept[0][0], bar._kept[-1][0]
     planned = controller.project.config
     assert planned.strategy == "fast" and planned.steps < 30_000 and planned.downscale > 1
-    assert f"{planned.steps:,} steps. The full training takes" in text.content and text.visible
+    assert f"{planned.steps:,} steps. The full training, default, 30,000 steps, takes" in text.content
+    assert text.visible
     assert button.visible and button.label.startswith("Full training, about")
     assert controller.status.total_steps == planned.steps, "what Start begins"
     as_user(button, True)
@@ -254,6 +255,7 @@ def test_a_long_training_gives_way_to_a_planned_one_and_a_button_takes_it_again(
     controller.change_settings({"steps": 700})
     bar.refresh()
     assert "The full training" not in text.content, "it is no longer what was planned"
+    assert not button.visible, "nor is there anything that it would be the full one of"
     controller.status = replace(controller.status, state="training")
     bar.refresh()
     assert not text.visible and not button.visible

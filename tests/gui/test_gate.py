@@ -218,6 +218,8 @@ def test_viser_prints_nothing_and_others_do(capsys: pytest.CaptureFixture[str]) 
     rich.print("something of the user's")
     printed = capsys.readouterr()
     assert printed.out == "something of the user's\n" and printed.err == ""
+    viser.ViserServer("127.0.0.1", free_port()).stop()
+    assert "viser" in capsys.readouterr().out, "a server of the user's own prints as ever"
 
 
 def test_the_33rd_browser_is_told_and_the_others_go_on(gated: GatedServer) -> None:

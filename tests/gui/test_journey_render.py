@@ -85,7 +85,7 @@ def make_paths_ready_made(screen: Screen) -> None:
         assert num_keyframes(screen) >= 4
         assert max(screen.draft.path.width, screen.draft.path.height) == 1280, "small photos, a whole video"
     assert screen.draft.path.duration > 0
-    told = screen.page.get_by_text("The video has another size", exact=True)
+    told = screen.page.get_by_text("Video size set to the photos'", exact=True)
     assert told.count() == 1, "it is said, once: the others have the same"
     screen.choose("Size", "Square (1080 × 1080)")
     screen.wait(lambda: screen.draft.path.width == 1080, "the size is taken")

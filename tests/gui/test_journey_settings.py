@@ -345,6 +345,10 @@ def narrow_the_window(screen: Screen) -> None:
     others = page.get_by_text("Devices · Log", exact=True)
     screen.wait(lambda: 400 < screen.box(others)["y"] < 600, "what stands at the left otherwise is in sight")
     others.click()
+    plot = page.locator(".uplot-container").locator("visible=true").first
+    plot.wait_for()
+    page.wait_for_timeout(2500)  # in which the plots are drawn anew
+    assert screen.box(plot)["width"] <= 400, "a plot that is as wide as its place does not make that wider"
     page.get_by_role("tab", name="Log").click()
     page.locator(".ss-log").wait_for()
     for width in (933, 600):  # a phone that is turned and turned back

@@ -158,6 +158,10 @@ def test_the_points_come_back_when_a_new_run_takes_the_model_away() -> None:
     state = ModelState(None, False, anew=True)
     panel.follow(StateChanged("ready"))
     assert shown == [False, True]
+    cleared: list[bool] = []
+    panel._shared = SimpleNamespace(psnr=SimpleNamespace(clear=lambda: cleared.append(True)))
+    panel.follow(StateChanged("ready"))
+    assert cleared, "the scores of the run before are not those of the new one"
 
 
 def test_the_sky_can_be_hidden_where_there_is_one(page: Page, blob_scene: Scene, tmp_path: Path) -> None:

@@ -53,6 +53,22 @@ def test_a_choice_of_the_command_line_is_opened_and_the_page_says_how_far_that_i
     assert "These photos give no poses." in shown and "Matching" not in shown and "Opening" not in shown
 
 
+def test_what_is_being_opened_can_be_ended_by_who_has_the_page(start_page: StartPage) -> None:
+    visitor, ended = Visitor(start_page), threading.Event()
+    key = visitor.key
+    start_page.choose(Path("/photos"))
+    start_page.next_request()
+    assert "Cancel" not in visitor.get()[1], "a scene opens in a moment"
+    start_page.offer_cancel(ended.set)
+    assert "Cancel" in visitor.get()[1] and "What is finished is kept" in visitor.get()[1]
+    assert visitor.ask("/", do="cancel", key="another page's")[0] == 403 and not ended.is_set()
+    assert visitor.ask("/", do="cancel", key=key)[0] == 303
+    assert ended.wait(30) and "Cancel" not in visitor.get()[1]
+    start_page.tell("The estimation was ended.")
+    start_page.choose(Path("/photos"))
+    assert "Cancel" not in visitor.get()[1], "that is over"
+
+
 def test_of_several_scenes_in_a_folder_one_is_chosen_on_the_page(
     own_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from start_visitor import ANY_PORT, Visitor
 
 from splatstudio.cli.start import start_content
 from splatstudio.files.recent import recent_paths, remember
-from splatstudio.files.run import Run, RunLock
+from splatstudio.files.run import Run, RunLock, figures_of_run
 from splatstudio.gui.server.start_page import OpenRequest, StartPage
 from splatstudio.settings.config import TrainConfig
 
@@ -147,7 +147,7 @@ def test_only_runs_within_bounds_and_no_links_are_changed(page: StartPage, folde
 def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
     scores = folder / "runs" / "one" / "eval"
     scores.mkdir()
-    (scores / "step_00012000.json").write_text('{"psnr": 27.126}')
+    (scores / "step_00009000.json").write_text('{"psnr": 27.126}')
     (scores / "step_00013000.json").write_text('{"psnr": 11.0}')  # of a step that is lost
     (folder / "runs" / "two" / "ckpts" / "step_00000007").mkdir(parents=True)
     page = StartPage(ANY_PORT, start_content())
@@ -155,7 +155,10 @@ def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
         text = html.unescape(Visitor(page).get()[1])
     finally:
         page.close()
-    assert "step 12,000 · 27.13 dB" in text and "step 7 ·" in text and "11.00" not in text
+    assert "step 12,000 · 27.13 dB at step 9,000" in text, "of an earlier one than the model"
+    assert "step 7 ·" in text and "11.00" not in text
+    (scores / "step_00012000.json").write_text('{"psnr": 27.5}')
+    assert figures_of_run(folder / "runs" / "one") == "step 12,000 · 27.50 dB"
 
 
 def test_runs_of_the_same_scene_come_first_in_a_comparison(page: StartPage, folder: Path) -> None:

@@ -107,9 +107,11 @@ def test_a_training_of_less_than_an_hour_is_left_as_it_is(large: Scene) -> None:
 
 
 def test_it_is_said_as_people_say_it() -> None:
-    said = [duration_words(60 * minutes) for minutes in (0.3, 8.8, 33, 100, 600, 5000)]
+    said = [duration_words(60 * minutes) for minutes in (0.8, 8.8, 33, 100, 600, 5000)]
     expected = ["about a minute", "about 9 minutes", "about 35 minutes", "about 2 hours", "about 10 hours"]
     assert said == [*expected, "about 3 days"]
+    said = [duration_words(seconds) for seconds in (1, 12, 44, 47, 48, 89)]
+    assert said == [*(f"about {number} seconds" for number in (5, 10, 45, 45)), *["about a minute"] * 2]
     plan = TimePlan({}, 540.0, 9000.0, 2, 7000)
     assert plan.sentence == "about 9 minutes: fast, half size, 7,000 steps"
 

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -66,6 +67,8 @@ _NEWS = {
 
 _START_SECONDS = 30.0
 _patching = threading.Lock()
+_BUILDER = "splatstudio-builds-viser"  # the thread in which a server of ours is made
+_silent: weakref.WeakSet[object] = weakref.WeakSet()  # viser's web servers of our pages
 
 
 class Prober:
@@ -438,11 +441,13 @@ def _build(
     built: list[viser.ViserServer] = []
 
     def build() -> None:
-        built.append(viser.ViserServer(host=host, port=listener.getsockname()[1], verbose=False))
+        server = viser.ViserServer(host=host, port=listener.getsockname()[1], verbose=False)
+        _silent.add(server._websock_server)
+        built.append(server)
 
     _let_any_thread_send()
     _quiet_viser()
-    builder = threading.Thread(target=build, daemon=True)
+    builder = threading.Thread(target=build, name=_BUILDER, daemon=True)
     with _patching, _gated_serve(gate, listener, context):
         builder.start()
         builder.join(_START_SECONDS)
@@ -452,10 +457,11 @@ def _build(
 
 
 def _quiet_viser() -> None:
-    """Let viser print nothing, neither its address, which nobody can open without the token, nor its end.
+    """Let our servers print nothing, neither their address, which needs the token, nor their end.
 
-    It prints by rich, which goes past a redirected output in a notebook. It also warns of what is shown to a
-    browser that has left, or after the page was closed: both are ordinary here.
+    viser prints by rich, which goes past a redirected output in a notebook; other servers there are none of
+    ours. It also warns of what is shown to a browser that has left, or after the page was closed: both are
+    ordinary here.
     """
     warnings.filterwarnings("ignore", message=r"Queued a \w+ on a closed connection")
     if getattr(rich.print, "without_viser", False):
@@ -463,7 +469,10 @@ def _quiet_viser() -> None:
     printed = rich.print
 
     def without_viser(*objects: Any, **how: Any) -> None:
-        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("viser."):
+        caller = sys._getframe(1)
+        of_viser = str(caller.f_globals.get("__name__")).startswith("viser.")
+        of_ours = threading.current_thread().name == _BUILDER or caller.f_locals.get("self") in _silent
+        if not (of_viser and of_ours):
             printed(*objects, **how)
 
     without_viser.without_viser = True  # pyright: ignore[reportFunctionMemberAccess]

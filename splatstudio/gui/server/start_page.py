@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,7 @@ from splatstudio.gui.server.dropped_files import checked, clear_partial, receive
 from splatstudio.gui.server.folder_listing import list_folder
 from splatstudio.gui.server.start_views import (
     BROWSE,
+    CANCEL,
     COMPARE,
     DROP,
     RUN,
@@ -58,6 +59,7 @@ from splatstudio.gui.server.start_views import (
     Entry,
     StartContent,
     Told,
+    cancel_form,
     compare_page,
     folder_page,
     front_page,
@@ -111,6 +113,7 @@ class StartPage(PassedOn):
         self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
         self._progress = ""  # of what is being opened
+        self._cancel: Callable[[], object] | None = None  # what ends that
         self._told = Told()
         self._shown, self._shown_at = self._told, 0.0  # what was told last, and since when
         self._lock = threading.Lock()
@@ -148,6 +151,11 @@ class StartPage(PassedOn):
         with self._lock:
             self._progress = text
 
+    def offer_cancel(self, cancel: Callable[[], object]) -> None:
+        """Have a button that calls `cancel`, in a thread of its own, until the opening has ended."""
+        with self._lock:
+            self._cancel = cancel
+
     def tell(self, sentence: str, instead: Sequence[Entry] = (), installs_for: Path | None = None) -> None:
         """Offer everything again, below a sentence on why the last choice could not be opened.
 
@@ -156,7 +164,7 @@ class StartPage(PassedOn):
         installation, for which there is a button.
         """
         with self._lock:
-            typed, self._opening, self._progress = self._opening, "", ""
+            typed, self._opening, self._progress, self._cancel = self._opening, "", "", None
             self._told = Told(sentence, instead, installs_for, typed=typed)
 
     def _serve(self) -> None:
@@ -265,10 +273,7 @@ class StartPage(PassedOn):
             if path == "/" and "open" in fields:
                 return self._choose(fields)
             if self._opening:
-                sentence = f"Opening {html.escape(self._opening)} ..."
-                if self._progress:
-                    sentence += f"<p>{html.escape(self._progress)}</p>"
-                return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
+                return self._still_opening(fields)
             content, told = self._content, self._told
             if path == "/":
                 # What was done is told once; what failed also to who comes a little later, as after a reload.
@@ -296,6 +301,22 @@ class StartPage(PassedOn):
             beside = fields.get("beside")
             self._requests.put(OpenRequest(fields["open"], "train" in fields, "install" in fields, beside))
         return _to_the_front("Opening.")  # a reload of the page shall not open it again
+
+    def _still_opening(self, fields: Mapping[str, str]) -> Response:
+        """Return the page that says what is being opened; end that first, where its form asks for it."""
+        if fields.get("do") == CANCEL:
+            self._check_key(fields)
+            cancel, self._cancel = self._cancel, None
+            if cancel is not None:
+                # It may wait for who tells how far it is, and that one for this lock.
+                threading.Thread(target=cancel, name="cancel", daemon=True).start()
+            return _to_the_front("Ending.")
+        sentence = f"Opening {html.escape(self._opening)} ..."
+        if self._progress:
+            sentence += f"<p>{html.escape(self._progress)}</p>"
+        if self._cancel is not None:
+            sentence += cancel_form(self._key)
+        return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
 
     def _check_key(self, fields: Mapping[str, str]) -> None:
         if not hmac.compare_digest(os.fsencode(str(fields.get("key", ""))), self._key.encode()):

@@ -31,6 +31,7 @@ RUN = "/run"
 COMPARE = "/compare"
 DROP = "/drop"
 SCRIPT = "/start.js"
+CANCEL = "cancel"  # what a form of the page on which something is opened asks for
 _PICTURED = ("Run", "Scene", "Photos", "Video")
 
 
@@ -339,6 +340,12 @@ def _browse(folder: Path, first: int = 0) -> str:
 
 def _short(folder: Path) -> str:
     return folder.name or str(folder)
+
+
+def cancel_form(key: str) -> str:
+    """Return the button that ends what is being opened, for the page with the `key`."""
+    button = f'<button name="do" value="{CANCEL}">Cancel</button>'
+    return f'<form action="/">{_key(key)}{button}</form><p>What is finished is kept.</p>'
 
 
 def _key(key: str) -> str:

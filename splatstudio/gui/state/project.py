@@ -247,7 +247,7 @@ def open_project(
     given = frozenset(differing(config, TrainConfig()) if given is None else given)
     asked = given | applied_settings(config, given)
     if not path.exists():
-        raise ValueError(f"{path} does not exist; open a scene folder, a file of splats or a run folder")
+        raise ValueError(f"{path} does not exist; open photos, a video, a scene, a run or a file of splats")
     project = replace(_opened(path, config, run_dir, asked), given=given)
     if not project.can_train:
         return project

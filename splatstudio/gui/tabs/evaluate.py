@@ -264,6 +264,8 @@ class EvaluatePanel(Panel):
         if isinstance(event, Saved):
             self._list.stale = True
         elif isinstance(event, Started):
+            with self._lock:  # a question of before has waited for no answer
+                self._ask(None)
             self._list.let_go()
 
     def refresh(self) -> None:

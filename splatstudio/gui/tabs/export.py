@@ -55,6 +55,7 @@ class ExportPanel(Panel):
         self.add(TaskBar(page, Export))
         self.add(MeshSection(page, lambda: self._trim.trim))
         self._written: Exported | None = None
+        self._written_in: Path | None = None  # the run that was open then
         self._format.on_update(lambda _: self._choose())
         self._upright.on_update(lambda _: None)  # the facts change
         self.keep(
@@ -98,7 +99,7 @@ class ExportPanel(Panel):
             rows += [("Coordinates", place + axes)]
         elif self.controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
-        if self._written is not None:
+        if self._written is not None and self._written_in == self.controller.project.run_dir:
             rows += [("Last file", f"{self._written.path.name}: {self._written.num_gaussians:,} splats")]
         return rows
 
@@ -107,7 +108,7 @@ class ExportPanel(Panel):
         if isinstance(event, ModelLoaded):
             self._trim.surround(np.array(event.center), event.radius)
         elif isinstance(event, Exported):
-            self._written = event
+            self._written, self._written_in = event, self.controller.project.run_dir
 
     def close(self) -> None:
         """Write what was filtered last."""

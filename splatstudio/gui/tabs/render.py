@@ -328,8 +328,8 @@ class PathChoice(Panel):
             path = replace(path, width=old.width, height=old.height)
         self._editor.load(path, self._store.unused("path" if kind == EMPTY else kind.lower()))
         if (path.width, path.height) != (old.width, old.height):
-            size = f"{path.width} × {path.height}, the photos' shape; Size changes it."
-            self.page.notify(Notice("The video has another size", size))
+            size = f"Now {path.width} × {path.height}, the shape of the photos. Change it under Size."
+            self.page.notify(Notice("Video size set to the photos'", size))
 
 
 class KeyframeSection(Panel):

@@ -271,12 +271,10 @@ class ViewPanel(Panel):
 
     def follow(self, event: Event) -> None:
         """Take in which photos fit badly; put the points away while a model takes their place."""
-        if isinstance(event, ModelLoaded):
+        anew = event == StateChanged("ready") and self.controller.model_state().anew
+        if isinstance(event, ModelLoaded) or anew:
             for view in self._all():
-                view.show_points(False)
-        elif event == StateChanged("ready") and self.controller.model_state().anew:
-            for view in self._all():
-                view.show_points(True)
+                view.show_points(anew)
         if self._shared is None:
             return
         psnr = self._shared.psnr
@@ -284,7 +282,7 @@ class ViewPanel(Panel):
             psnr.note(event.step, event.psnr)
         elif isinstance(event, Evaluated) and event.path is not None:
             psnr.note_evaluation(event.path, event.step)
-        elif isinstance(event, Started) and event.step == 0:
+        elif anew or (isinstance(event, Started) and event.step == 0):
             psnr.clear()
 
     def compare(self, client: viser.ClientHandle, index: int) -> None:

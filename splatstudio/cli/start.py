@@ -195,8 +195,7 @@ class _Front:
             raise estimation.error
         if estimation.report is None:
             raise ValueError(
-                f"the estimation of the poses of {path} was ended; what is finished is kept: open it again,"
-                " and it goes on"
+                f"the pose estimation of {path} was stopped; finished work is kept: open it again to continue"
             )
         print_pose_report(estimation.report)
 

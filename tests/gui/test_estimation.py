@@ -15,6 +15,8 @@ from textured_rooms import ring, table_with_boxes, write_photos
 from splatstudio.cli import start
 from splatstudio.gui.estimation import EstimationPage, in_frame_of_scene
 from splatstudio.gui.server.access import Listen
+from splatstudio.gui.state.status import Notice
+from splatstudio.gui.tabs.photos import PhotosPanel
 from splatstudio.poses import estimate
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.estimate import lacks_poses
@@ -76,6 +78,22 @@ def test_cameras_and_points_can_be_seen_while_they_are_found(photos: Path, tmp_p
     distances = np.linalg.norm(frustums.positions - frustums.positions.mean(axis=0), axis=1)
     assert distances.max() == pytest.approx(1.0, abs=1e-6) and np.abs(np.median(points, axis=0)).max() < 2
     assert not PoseStore(copy).growing_file.exists(), "the model itself is there"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "so_far", "told"), [(2, False, True), (0, False, False), (2, True, False)]
+)
+def test_photos_that_were_left_out_are_told_once_when_the_scene_is_opened(
+    left_out: int, so_far: bool, told: bool
+) -> None:
+    notices: list[Notice] = []
+    panel: Any = object.__new__(PhotosPanel)
+    report = SimpleNamespace(doubtful=(), left_out=("a",) * left_out, num_photos=16, so_far=so_far)
+    panel._report, panel.estimation, panel._store = None, None, SimpleNamespace(report=lambda: report)
+    panel.page = SimpleNamespace(notify=notices.append)
+    panel.look()
+    panel.look()
+    assert [notice.title for notice in notices] == ["2 of 16 photos left out"] * told
 
 
 def test_a_damaged_snapshot_is_none(tmp_path: Path) -> None:

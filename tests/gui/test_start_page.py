@@ -60,7 +60,7 @@ def test_what_is_being_opened_can_be_ended_by_who_has_the_page(start_page: Start
     start_page.next_request()
     assert "Cancel" not in visitor.get()[1], "a scene opens in a moment"
     start_page.offer_cancel(ended.set)
-    assert "Cancel" in visitor.get()[1] and "What is finished is kept" in visitor.get()[1]
+    assert "Cancel" in visitor.get()[1] and "Finished work is kept" in visitor.get()[1]
     assert visitor.ask("/", do="cancel", key="another page's")[0] == 403 and not ended.is_set()
     assert visitor.ask("/", do="cancel", key=key)[0] == 303
     assert ended.wait(30) and "Cancel" not in visitor.get()[1]

@@ -345,7 +345,7 @@ def _short(folder: Path) -> str:
 def cancel_form(key: str) -> str:
     """Return the button that ends what is being opened, for the page with the `key`."""
     button = f'<button name="do" value="{CANCEL}">Cancel</button>'
-    return f'<form action="/">{_key(key)}{button}</form><p>What is finished is kept.</p>'
+    return f'<form action="/">{_key(key)}{button}</form><p>Finished work is kept.</p>'
 
 
 def _key(key: str) -> str:

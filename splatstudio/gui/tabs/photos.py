@@ -62,6 +62,9 @@ class PhotosPanel(Panel):
         if self._report is not None and self._report.doubtful and before is None:
             sentence = "Places that look alike may have been confused: the Photos tab lists the photos."
             self.page.notify(Notice("The poses may be wrong", sentence, bad=True))
+        if before is None and self._report is not None and self._report.left_out and not self._report.so_far:
+            left = f"{len(self._report.left_out)} of {counted(self._report.num_photos, 'photo')} left out"
+            self.page.notify(Notice(left, "The tab Photos, at the left, says which and why."))
         if self.estimation is None or not self.estimation.is_over or self._told_end:
             return
         self._told_end = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -37,6 +39,20 @@ def test_viser_still_has_what_the_viewport_takes_from_its_inside() -> None:
         server.scene._websock_interface.queue_message = original  # type: ignore[method-assign]
     finally:
         server.stop()
+
+
+def test_a_camera_is_sent_where_it_was_whatever_the_browser_said_last() -> None:
+    queued: list[Any] = []
+    scene = SimpleNamespace(_websock_interface=SimpleNamespace(queue_message=queued.append))
+    client = cast(viser.ClientHandle, SimpleNamespace(scene=scene, atomic=contextlib.nullcontext))
+    view = {"fov": 1.0, "position": (1, 2, 3), "look_at": np.ones(3), "up_direction": (0.0, 0.0, 1.0)}
+    viser_private.place_camera(client, view)
+    assert [vars(message) for message in queued] == [
+        {"fov": 1.0, "initial": False},
+        {"position": (1.0, 2.0, 3.0), "initial": False},
+        {"look_at": (1.0, 1.0, 1.0), "initial": False},
+        {"position": (0.0, 0.0, 1.0), "initial": False},
+    ]
 
 
 def test_a_message_from_any_thread_wakes_who_waits_in_the_event_loop_alone() -> None:

@@ -7,7 +7,7 @@ It tests itself at each start.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
@@ -71,6 +71,25 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
     """Show or hide a node of the shared scene in one browser only."""
     message = _messages.SetSceneNodeVisibilityMessage(name, visible)
     client.scene._websock_interface.queue_message(message)
+
+
+def place_camera(client: viser.ClientHandle, view: Mapping[str, Any]) -> None:
+    """Move a browser's camera to the `fov`, `up_direction`, `position` and `look_at` that it once had.
+
+    The public setters send nothing where they believe the browser to be there already, and they believe what
+    it said last, which may come between two of them.
+    """
+
+    def three(name: str) -> tuple[float, float, float]:
+        x, y, z = (float(value) for value in view[name])
+        return x, y, z
+
+    send = client.scene._websock_interface.queue_message
+    with client.atomic():
+        send(_messages.SetCameraFovMessage(float(view["fov"])))
+        send(_messages.SetCameraPositionMessage(three("position")))
+        send(_messages.SetCameraLookAtMessage(three("look_at")))
+        send(_messages.SetCameraUpDirectionMessage(three("up_direction")))
 
 
 def show_value(client: viser.ClientHandle, handle: viser.GuiSliderHandle[Any], value: float) -> None:

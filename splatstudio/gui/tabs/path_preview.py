@@ -11,14 +11,14 @@ import viser
 
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.server.viser_private import show_node, show_value
+from splatstudio.gui.server.viser_private import place_camera, show_node, show_value
 from splatstudio.gui.state.scene_overlay import PathEditor
 from splatstudio.gui.state.viewpoint import fly_to
 
 PLAY, STOP = "Play", "Stop"
 STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
 # What is put back after a preview, in this order: who looks at a point turns to it.
-VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
+VIEW = ("fov", "up_direction", "position", "look_at")
 
 Moved = Callable[[float | None], None]  # takes which share of a path has been played, None when it is over
 
@@ -93,9 +93,7 @@ class PathPreviews:
         if self._is_here(client):
             for name in self._hidden:
                 show_node(client, name, True)
-            with client.atomic():
-                for name, value in before.items():
-                    setattr(client.camera, name, value)
+            place_camera(client, before)
             moved(None)
 
     def _is_here(self, client: viser.ClientHandle) -> bool:

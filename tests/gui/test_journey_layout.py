@@ -167,7 +167,7 @@ def see_a_list_without_its_tooltip(screen: Screen) -> None:
     screen.tab("Evaluate")
     screen.page.get_by_text("Measures and files", exact=True).click()
     field = screen.page.get_by_label("LPIPS", exact=True).locator("visible=true").first
-    hint = screen.page.locator(".mantine-Tooltip-tooltip", has_text="Measured where the network's weights")
+    hint = screen.page.locator(".mantine-Tooltip-tooltip", has_text="Measured if the network's weights")
     name = screen.page.get_by_text("LPIPS", exact=True).locator("visible=true").first
     name.hover()
     place = name.bounding_box()

@@ -63,7 +63,7 @@ def test_a_studio_is_left_when_its_training_is_saved_and_stays_where_it_cannot_b
     leaving.begin(lambda: left.append("at once"))
     assert sent == [Stop()] and left == []
     heard[0](StateChanged("paused", unsaved=True))
-    assert notices == [NOT_SAVED] and "is kept: make room" in notices[0].text
+    assert notices == [NOT_SAVED] and "is kept: mend what the Log says" in notices[0].text
     heard[0](StateChanged("paused", unsaved=True))  # of a Save of the user's own
     assert len(notices) == 1
     controller.unsaved = False

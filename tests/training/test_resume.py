@@ -157,7 +157,7 @@ def job_of(*arguments: object) -> TrainJob:
     jobs: list[TrainJob] = []
 
     class Attendance:
-        def __init__(self, job: TrainJob, first: int, devices: RankDevices):
+        def __init__(self, job: TrainJob, first: int, devices: RankDevices, minutes: float | None):
             jobs.append(job)
 
         def run(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_and_passed_over
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_or_why
 from splatstudio.error_text import reason
 from splatstudio.files.run import Run
 from splatstudio.gui.notebook import show
@@ -106,13 +106,9 @@ def _resumed(
         raise ValueError("a run continues with its own settings: omit preset, or start a new training")
     given = {*settings, *differing(config, TrainConfig())}
     run = Run.open(typed_path(run_dir))
-    checkpoint, passed_over = newest_and_passed_over(run.path)
+    checkpoint, why = newest_or_why(run.path)
     if checkpoint is None:
-        raise ValueError(
-            "; ".join(passed_over) or f"{run.path} has no checkpoint to resume from: omit resume"
-        )
-    for sentence in passed_over:
-        log.warning("%s", sentence)
+        raise ValueError(why or f"{run.path} has no checkpoint to resume from: omit resume")
     config = resumed(config_of_checkpoint(checkpoint), _chosen(config, None, settings), given)
     if isinstance(scene, Scene):
         for name in ("downscale", "model"):

@@ -358,6 +358,19 @@ def newest_and_passed_over(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]
     return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
 
 
+def newest_or_why(run_dir: Path) -> tuple[Path | None, str]:
+    """Return the newest good checkpoint of a run; where there is none, why those that are there are not good.
+
+    "" where there are none at all. What is passed over for another one is logged.
+    """
+    newest, passed_over = newest_and_passed_over(run_dir)
+    if newest is None:
+        return None, "; ".join(passed_over)
+    for sentence in passed_over:
+        log.warning(sentence)
+    return newest, ""
+
+
 def newest_known_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
     """Return the same, but do not read a checkpoint again while no file of it changes that was found good.
 

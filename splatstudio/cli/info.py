@@ -46,7 +46,7 @@ class PathContents:
             return {"kind": "scene", **scene_values(self.scene)}
         if self.run is not None:
             model = None if self.model is None else model_values(self.model)
-            return {"kind": "run", **run_values(self.run), "model": model}
+            return {"kind": "run", **run_values(self.run), "model": model, "problems": self.problems}
         if self.model is not None:
             return {
                 "kind": "model",

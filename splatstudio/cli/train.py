@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import time
@@ -18,8 +17,8 @@ from typing import Any
 from splatstudio.checkpoints.checkpoint import (
     config_of_checkpoint,
     known_photos,
-    newest_and_passed_over,
     newest_checkpoint,
+    newest_or_why,
 )
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.cli.console import print_error
@@ -70,8 +69,6 @@ DELAYED = 1.4  # times the planned minutes: that a training takes so long is tol
 EARLIEST_DELAY = 0.1  # of the steps, before which nobody can tell
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
-log = logging.getLogger(__name__)
-
 
 def launched_job(
     scene_path: Path,
@@ -100,11 +97,9 @@ def launched_job(
         if is_taken(run_dir):
             raise ValueError(f"the run folder {run_dir} is not empty: name another one")
         return messages.TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
-    run, (checkpoint, passed_over) = Run.open(run_dir), newest_and_passed_over(run_dir)
+    run, (checkpoint, why) = Run.open(run_dir), newest_or_why(run_dir)
     if resume and checkpoint is None:
-        raise ValueError(_why_not_resumed(run_dir, passed_over, "omit --resume to start a new training"))
-    for sentence in passed_over:
-        log.warning(sentence)
+        raise ValueError(_why_not_resumed(run_dir, why, "omit --resume to start a new training"))
     if not resume and run.scene_path.name != scene_path.name:  # machines may have it in different places
         raise ValueError(f"the run folder {run_dir} belongs to {run.scene_path}; name another one with --run")
     wished = {name for name in given if value_of(config, name) != value_of(run.config, name)}
@@ -371,25 +366,21 @@ def _to_resume(
     if run_dir is None:
         raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
     run = Run.open(run_dir)  # what is no run is told as that
-    checkpoint, passed_over = newest_and_passed_over(run_dir)
+    checkpoint, why = newest_or_why(run_dir)
     if checkpoint is None:
         with suppress(OSError):
             RunLock(run_dir).release()  # ValueError where it is being trained: it will have one soon
-        raise ValueError(
-            _why_not_resumed(run_dir, passed_over, "delete it to start over there, or name another")
-        )
-    for sentence in passed_over:
-        log.warning(sentence)
+        raise ValueError(_why_not_resumed(run_dir, why, "delete it to start over there, or name another"))
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)
     return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
 
 
-def _why_not_resumed(run_dir: Path, passed_over: Collection[str], else_do: str) -> str:
+def _why_not_resumed(run_dir: Path, why: str, else_do: str) -> str:
     """Return the sentence on a run without a good checkpoint: what is there and unusable may yet be saved."""
-    if not passed_over:
+    if not why:
         return f"{run_dir} has no checkpoint to resume from: {else_do}"
-    return f"no checkpoint of {run_dir} can be used, and nothing was changed: {'; '.join(passed_over)}"
+    return f"no checkpoint of {run_dir} can be used, and nothing was changed: {why}"
 
 
 def _take_over(run_dir: Path) -> None:

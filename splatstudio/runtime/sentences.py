@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.checkpoints.checkpoint import (
-    newest_and_passed_over,
     newest_checkpoint,
+    newest_or_why,
     photos_of,
     same_frame,
 )
@@ -21,8 +20,6 @@ from splatstudio.runtime.messages import Job, PlateauReached, TrainJob
 from splatstudio.runtime.root_cause import MEMORY, Cause
 from splatstudio.scene.scene import Scene
 from splatstudio.training.plateau import AT_REST
-
-log = logging.getLogger(__name__)
 
 
 def error_sentence(error: BaseException) -> str:
@@ -64,17 +61,15 @@ def loss_of_view_sentence(cause: Cause, job: Job) -> str:
 def saved_sentence(run_dir: Path, step: int) -> str:
     """Return what the disk holds of a training that was last heard of at `step`, whatever was said before."""
     while True:
-        (newest, passed_over), folders = newest_and_passed_over(run_dir), _checkpoint_folders(run_dir)
+        (newest, why), folders = newest_or_why(run_dir), _checkpoint_folders(run_dir)
         # Verifying takes a while, in which a save in the background may have been completed.
         if folders == _checkpoint_folders(run_dir):
             break
     if newest is None:
         # A process that was killed may have done steps that it could not tell of any more.
         step = max([step, *(row.get("step", 0) for row in read_metrics(run_dir).rows)])
-    if newest is None and passed_over:
-        return f"It is not known what was saved: {'; '.join(passed_over)}."
-    for sentence in passed_over:
-        log.warning("%s", sentence)
+    if why:
+        return f"It is not known what was saved: {why}."
     if newest is None and step == 0:
         return "No step was done yet, so nothing had to be saved."
     if newest is None:
@@ -116,9 +111,9 @@ def checkpoint_step(folder: Path) -> int:
 def _what_is_safe(job: Job) -> str:
     if not isinstance(job, TrainJob):
         return "The file is unchanged."
-    newest, passed_over = newest_and_passed_over(job.run_dir)
-    if newest is None and passed_over:
-        return f"It is not known what was saved: {'; '.join(passed_over)}."
+    newest, why = newest_or_why(job.run_dir)
+    if why:
+        return f"It is not known what was saved: {why}."
     if newest is None:
         kept = job.before is not None and newest_checkpoint(job.before) is not None
         old = f" The run before, {job.before}, is as it was." if kept else ""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from splatstudio.checkpoints.checkpoint import newest_and_passed_over
+from splatstudio.checkpoints.checkpoint import newest_or_why
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.leftovers import clear_leftovers, keep
 from splatstudio.operating_system import hold
@@ -290,12 +290,10 @@ class Supervisor:
         self._listener.receive(messages.StateChanged("restarting"))
         checkpoint = None
         if isinstance(self.job, messages.TrainJob):
-            checkpoint, passed_over = newest_and_passed_over(self.job.run_dir)
-            if checkpoint is None and passed_over:  # not from the beginning, in the place of what may be good
-                self._listener.receive(messages.Warned(f"It is not started again: {'; '.join(passed_over)}."))
+            checkpoint, why = newest_or_why(self.job.run_dir)
+            if why:  # not from the beginning, in the place of what may be good
+                self._listener.receive(messages.Warned(f"It is not started again: {why}."))
                 return False
-            for sentence in passed_over:
-                log.warning("%s", sentence)
         replay = self._replay
         self.job = replay.job_again(self.job, checkpoint, cause)
         try:

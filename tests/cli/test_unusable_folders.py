@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,11 @@ def test_checkpoints_that_cannot_be_read_are_not_to_be_deleted(
         main()
     told = capsys.readouterr().out
     assert "none yet" not in told.split("Checkpoints")[1] and "Too many levels" in " ".join(told.split())
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "info", str(blob_run), "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    values = json.loads(capsys.readouterr().out)
+    assert values["checkpoints"] is None and "Too many levels" in values["problems"][0]
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])

@@ -278,6 +278,9 @@ def test_a_crop_that_cannot_be_written_is_not_called_kept(page: Any, run: Path) 
     changed_by_a_user(section._opacity, 0.5, section._change)
     section.close()
     assert "Kept in crop.json" in section._said.content
+    section._not_kept = "The crop is not saved: of the run before."
+    section._take_kept()
+    assert "not saved" not in section._said.content, "another run was opened"
 
 
 def test_a_box_that_was_lost_is_laid_around_the_model_again(page: Any, run: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_run_goes_on_as_it_was_changed_and_with_what_is_asked_anew(
     run = Run.create(tmp_path / "run", tmp_path / "scene", started)
     latest = replace(started, ssim_weight=0.5, keep=3)  # changed while it trained
     checkpoint = run.path / "ckpts" / "step_00000020"
-    monkeypatch.setattr(train_command, "newest_and_passed_over", lambda _: (checkpoint, ()))
+    monkeypatch.setattr(train_command, "newest_or_why", lambda _: (checkpoint, ""))
     monkeypatch.setattr(train_command, "config_of_checkpoint", lambda _: latest)
     scene = tmp_path / "scene"
     # A restart gives the same command again: what was changed meanwhile stays.

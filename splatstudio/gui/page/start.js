@@ -56,6 +56,7 @@
       return;
     }
     busy = true;
+    let leaves = false;
     bar.hidden = false;
     const line = new WebSocket(`${location.origin.replace("http", "ws")}${endpoint}`);
     try {
@@ -69,6 +70,7 @@
       await Promise.race([send(line, files, total), done]);
       const {opens, place} = await done;
       say(opens ? `Opening ${place}` : `It lies in ${place}; something else is being opened.`);
+      leaves = opens;
       if (opens) setTimeout(() => location.assign("/"), refused ? 3000 : 0);  // long enough to be read
     } catch (error) {
       say(error.name === "NotFoundError" || error.name === "NotReadableError"
@@ -77,7 +79,7 @@
       line.onclose = null;
       line.close();
       bar.hidden = true;
-      busy = false;
+      busy = leaves;  // what is dropped before the page goes would be cut off with it
     }
   };
 

@@ -18,6 +18,7 @@ from splatstudio.checkpoints.checkpoint import (
     known_photos,
     newest_and_passed_over,
     newest_known_checkpoint,
+    newest_or_why,
 )
 from splatstudio.checkpoints.manifest import SHARD_NAME, read_manifest
 from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
@@ -169,9 +170,9 @@ class Project:
 
     def refuse_nothing_to_resume(self) -> None:
         """Raise ValueError where the run has no checkpoint, as after the last one was deleted."""
-        checkpoint, passed_over = (None, ()) if self.run_dir is None else newest_and_passed_over(self.run_dir)
-        if checkpoint is None and passed_over:
-            raise ValueError(f"no checkpoint can be used, and nothing was changed: {'; '.join(passed_over)}")
+        checkpoint, why = (None, "") if self.run_dir is None else newest_or_why(self.run_dir)
+        if why:
+            raise ValueError(f"no checkpoint can be used, and nothing was changed: {why}")
         if checkpoint is None:
             told = "this run" if self.run_dir is None else path_words(self.run_dir)
             raise ValueError(

@@ -114,6 +114,7 @@ class TrimSection(Panel):
 
     def _take_kept(self) -> None:
         """Show what is kept with what is open; where that leaves something out, it is said."""
+        self._not_kept = ""  # which was of what was open before
         kept = read_trim(self.controller.project) or KeptTrim()
         self._touched = kept.box is not None
         if kept.box is not None:

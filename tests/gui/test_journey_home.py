@@ -78,7 +78,13 @@ def compare_from_the_start_page(tab: Any, folder: Path) -> None:
 
 def drop_on_the_start_page(tab: Any, folder: Path) -> None:
     """Drag a folder from the desktop onto the start page and let it go there: it is copied and opened."""
-    tab.get_by_role("button", name="Start page", exact=True).click()
+    held: list[Any] = []
+    tab.route("**/start.js", lambda route: held.append(route))
+    with tab.expect_request("**/start.js"):
+        tab.get_by_role("button", name="Start page", exact=True).click()
+    tab.wait_for_timeout(300)
+    assert not tab.locator("#choose-folder").is_visible(), "nothing can be dropped before the page listens"
+    held.pop().continue_()
     tab.locator("#choose-folder").wait_for()
     # As the browser itself is told of it by the desktop: a drop that a script makes has no folders.
     line = tab.context.new_cdp_session(tab)

@@ -1,9 +1,8 @@
 // What is dropped on the start page, or chosen there, is copied to the machine that runs splatstudio, and opened.
+// It runs in the head of the page: nothing can be dropped before it listens, which the browser would open itself.
 (() => {
   const block = 256 * 1024, ahead = 4 * 1024 * 1024;  // bytes of a message, and that the browser holds ready
-  const told = document.getElementById("drop-told"), bar = document.getElementById("drop-bar");
-  if (!told) return;
-  const {key, endpoint, files: most} = told.dataset;
+  let told, bar;  // on the front alone, and not before it is there
   let busy = false, refused = "";
 
   const say = text => { told.textContent = refused ? `${text.replace(/\.$/, "")}. ${refused}` : text; };
@@ -51,6 +50,7 @@
       return;
     }
     refused = "";
+    const {key, endpoint, files: most} = told.dataset;
     if (files.length > most) {
       say(`${files.length.toLocaleString("en")} files are more than the ${Number(most).toLocaleString("en")} that can be copied at once.`);
       return;
@@ -90,7 +90,12 @@
     return entries.length ? files : plain.map(file => [file.name, file]);
   };
 
-  const carriesFiles = event => event.dataTransfer?.types.includes("Files");
+  const find = () => {
+    told = document.getElementById("drop-told");
+    bar = document.getElementById("drop-bar");
+    return told && bar;
+  };
+  const carriesFiles = event => event.dataTransfer?.types.includes("Files") && find();
   addEventListener("dragover", event => {
     if (!carriesFiles(event)) return;
     event.preventDefault();
@@ -106,13 +111,16 @@
     dropped(event.dataTransfer).then(copy, error => say(error.message));
   });
 
-  for (const what of ["files", "folder"]) {
-    const input = document.getElementById(`drop-${what}`);
-    document.getElementById(`choose-${what}`).addEventListener("click", () => input.click());
-    input.addEventListener("change", () => {
-      const files = [...input.files].map(file => [file.webkitRelativePath || file.name, file]);
-      input.value = "";
-      copy(files.filter(([path]) => !hidden(path)));
-    });
-  }
+  addEventListener("DOMContentLoaded", () => {
+    if (!find()) return;
+    for (const what of ["files", "folder"]) {
+      const input = document.getElementById(`drop-${what}`);
+      document.getElementById(`choose-${what}`).addEventListener("click", () => input.click());
+      input.addEventListener("change", () => {
+        const files = [...input.files].map(file => [file.webkitRelativePath || file.name, file]);
+        input.value = "";
+        copy(files.filter(([path]) => !hidden(path)));
+      });
+    }
+  });
 })();

@@ -125,7 +125,7 @@ def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = N
 
     Of the folder that another program left (see `output_in`) the newest model is taken.
     One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
-    `scene` is where the scene of nerfstudio's model lies, where its settings do not say it.
+    `scene` is where the scene of nerfstudio's or gsplat's model lies, where its settings do not say it.
     Raises ValueError, naming the file and the reason, when there is none or it is damaged; where `strict`,
     also for a file with splats that are left out, as a value of them is not finite.
     """
@@ -185,22 +185,32 @@ def splats_of_points(path: Path, size: float, opacity: float) -> Gaussians:
 def _model_in_file(path: Path, strict: bool, scene: Path | None) -> Model:
     if holds_points_alone(path):
         return _shown_points(path)
-    file, transform = read_splats(path), frame_of_output(path, scene)
+    file = read_splats(path)
     if strict and file.num_left_out:
         raise ValueError(
             f"{path} is refused: {file.num_left_out:,} of its splats have a value that is not finite; without"
             " --strict they are left out"
         )
-    options = RenderOptions(antialiased=file.antialiased)
-    if transform is None:
-        options = replace(options, near=_near_of(file.gaussians))
+    options, part = RenderOptions(antialiased=file.antialiased), _sentence(part_of(path))
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-    part, notes = _sentence(part_of(path)), file.notes
-    if transform is None:
-        transform = np.eye(4)
-    elif scene is None and scene_of_output(path) is None:
-        notes = (*notes, SCENE_UNKNOWN.format(path.name))
-    return Model(file.gaussians, transform, options, part=part, notes=notes)
+    model = in_its_scene(Model(file.gaussians, options=options, part=part, notes=file.notes), path, scene)
+    if knows_no_scene(model.transform):
+        model = replace(model, options=replace(options, near=_near_of(file.gaussians)))
+    return model
+
+
+def in_its_scene(model: Model, file: Path, scene: Path | None) -> Model:
+    """Return another program's model of `file` with the frame in which it lies in its scene, if it is found.
+
+    `scene` is where that lies, None: where the settings beside the file say.
+    """
+    frame = frame_of_output(file, model.gaussians.means.numpy(), scene)
+    if frame is None:
+        return model
+    notes = (frame.note,) if frame.note else ()
+    if not notes and scene is None and scene_of_output(file) is None:
+        notes = (SCENE_UNKNOWN.format(file.name),)
+    return replace(model, transform=frame.transform, notes=(*model.notes, *notes))
 
 
 def _near_of(gaussians: Gaussians) -> float:

@@ -14,6 +14,9 @@ import numpy as np
 
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
+from splatstudio.models.gsplat_frame import frame_of_gsplat
+from splatstudio.scene.colmap import read_model
+from splatstudio.scene.colmap_model import ColmapModel
 from splatstudio.scene.layout import SeveralScenes, pose_files, poses_below
 
 ITERATION = re.compile(r"iteration_(\d+)")
@@ -25,6 +28,9 @@ MODEL = "point_cloud.ply"  # of the original trainer, in a folder for each itera
 SETTINGS = ("cfg_args", "cfg.yml", "config.yml")  # of the original trainer, gsplat's and nerfstudio
 SOG = "meta.json"
 LARGEST_SETTINGS = 1 << 20  # bytes
+FRAME_OF_GSPLAT = (
+    "{} lies in the normalized coordinates of gsplat's trainer: it is brought to those of its scene"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,14 @@ class OtherOutput:
 
     file: Path
     note: str
+
+
+@dataclass(frozen=True, eq=False)
+class OtherFrame:
+    """The similarity [4, 4] from a scene's coordinates to those of a model, and a note on it."""
+
+    transform: np.ndarray
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,17 +178,43 @@ def _of_yaml(text: str) -> dict[str, Any]:
     return {name: value.strip("'\"") for name, value in lines if value != "null"} | joined
 
 
-def frame_of_output(file: Path, scene: Path | None = None) -> np.ndarray | None:
-    """Return the similarity [4, 4] from a scene's coordinates to those of the model in `file`.
+def frame_of_output(file: Path, means: np.ndarray, scene: Path | None = None) -> OtherFrame | None:
+    """Return the similarity from a scene's coordinates to those of the model in `file`.
 
-    The scene is `scene`, or else the one that the settings beside the file name. None: they are the same.
-    nerfstudio trains in a frame of its own, which it tells beside its checkpoints. It counts from the frame
-    of COLMAP where its transforms.json says what it has `applied` to that. Raises ValueError where it makes
-    no sense.
+    `means` [N, 3] are those of its splats. The scene is `scene`, or else the one that the settings beside the
+    file name. None: the coordinates are the same.
+    nerfstudio tells its frame beside its checkpoints. gsplat tells none (see `gsplat_frame`), and its files
+    carry no mark, so any file whose splats lie away from the scene's points is tried. Raises ValueError
+    where what is told makes no sense.
     """
-    told = file.parent.parent / NERFSTUDIO_FRAME
-    if NERFSTUDIO_CHECKPOINT.fullmatch(file.name) is None or not told.is_file():
+    if NERFSTUDIO_CHECKPOINT.fullmatch(file.name) is not None:
+        told = file.parent.parent / NERFSTUDIO_FRAME
+        return OtherFrame(_frame_of_nerfstudio(told, file, scene)) if told.is_file() else None
+    if scene is None:
+        named = scene_of_output(file)
+        scene = None if named is None else named.path
+    if scene is None or (model := _colmap_model(scene)) is None:
         return None
+    found = frame_of_gsplat(model, means)
+    return None if found is None else OtherFrame(found, FRAME_OF_GSPLAT.format(file.name))
+
+
+def _colmap_model(scene: Path) -> ColmapModel | None:
+    """Return COLMAP's model of a scene, of several the first as gsplat does; None where it has none."""
+    try:
+        files = (pose_files(scene) or poses_below(scene)) if scene.is_dir() else None
+        if files is None or files.format != "COLMAP":
+            return None
+        return read_model(min(files.models, key=lambda model: model.name))
+    except (OSError, ValueError):  # who reads the scene says so
+        return None
+
+
+def _frame_of_nerfstudio(told: Path, file: Path, scene: Path | None) -> np.ndarray:
+    """Return the frame that the file `told` tells of the checkpoint `file`.
+
+    It counts from the frame of COLMAP where its transforms.json says what it has `applied` to that.
+    """
     try:
         values = json.loads(read_input(told))
         frame = _similarity(values["transform"], values["scale"])

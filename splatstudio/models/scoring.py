@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.checkpoints.checkpoint import is_of_scene, known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
@@ -21,11 +22,12 @@ from splatstudio.evaluation.evaluate import (
 )
 from splatstudio.files.inputs import sha256_of
 from splatstudio.files.run import Run, scored_at
-from splatstudio.models.merging import merge
+from splatstudio.models.merging import merged_parts
 from splatstudio.models.model import (
     Origin,
     colmap_model_of,
     images_of,
+    in_its_scene,
     load_model,
     origin_of,
     remember_images,
@@ -39,8 +41,8 @@ from splatstudio.settings.config import test_names
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
 OTHER_FRAME = (
-    "gsplat's trainer turns and scales the scene unless it is given --no-normalize-world-space: such a model"
-    " does not lie where the cameras of the scene's files look, and these scores say nothing about it"
+    "gsplat's trainer turns and scales the scene unless it is given --no-normalize-world-space, and neither"
+    " way do the splats lie at the points of this scene: these scores say nothing about the model"
 )
 BESIDE = (
     "scores this low mean that the model is not where the cameras look: it may be of another scene, or in"
@@ -90,7 +92,10 @@ def evaluate_task(
     """
     if task.merge:
         part = part_of(task.path)
-        model = merge(task.path if part is None else [part.path, *part.others])
+        merged = merged_parts([task.path] if part is None else [part.path, *part.others])
+        model = merged.model()
+        if merged.checkpoint is None:  # else it knows its frame itself
+            model = in_its_scene(model, merged.sources[0], task.scene)
     else:
         model = load_model(task.path, strict=task.strict, scene=task.scene)
     origin = origin_of(task.path)
@@ -117,7 +122,8 @@ def evaluate_task(
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
     if (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
-        why = OTHER_FRAME if _is_of_gsplat(task.path) else BESIDE
+        lies_anywhere = knows_no_scene(model.transform)
+        why = OTHER_FRAME if lies_anywhere and _is_of_gsplat(task.path) else BESIDE
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
     if origin is not None and not origin.is_ours and task.downscale is None and against.downscale > 1:
         note = f"compared at 1/{against.downscale} of the photos' size, as the settings beside it have it"

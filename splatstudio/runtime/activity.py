@@ -126,7 +126,7 @@ class Viewing:
     def begin(self) -> None:
         """Load the model and put it on view; raises ValueError when there is none or it is damaged."""
         self._emit(StateChanged("loading"))
-        model = load_model(self._job.model_path)
+        model = load_model(self._job.model_path, scene=self._job.scene)
         if self._job.frame is not None:
             model = model.in_frame(np.array(self._job.frame))
         self._model = model

@@ -60,6 +60,7 @@ class ViewJob:
 
     model_path: Path
     frame: tuple[tuple[float, ...], ...] | None = None  # [4, 4] of the scene beside it; None: the model's own
+    scene: Path | None = None  # beside it, in whose coordinates another program's model may not lie
 
 
 Job = TrainJob | ViewJob

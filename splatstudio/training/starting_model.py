@@ -112,7 +112,7 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
         return _note_on_photos(scene)
     return (
         f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
-        " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
+        " coordinates than the scene's files, as exports of nerfstudio are. The training starts all"
         " the same; --init-fit brings them there."
     )
 

@@ -202,7 +202,8 @@ class Controller(FrameSource):
         return step_to_show(self.status, self._resume_step, self._newest_step, another=another)
 
     def _view_job(self, path: Path) -> messages.ViewJob:
-        return messages.ViewJob(path, frame_of(self.project))
+        scene = self.project.scene
+        return messages.ViewJob(path, frame_of(self.project), None if scene is None else scene.path)
 
     def compare_with(self, path: Path) -> None:
         """Show a model from the disk at the left of the one in the view.

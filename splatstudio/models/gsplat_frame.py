@@ -1,0 +1,95 @@
+"""The frame in which gsplat's trainer trains, which it writes nowhere: found from the scene, and the model.
+
+By default it brings the world to a size of its own: upright by the cameras, centered between the points at
+which they look, scaled by their median distance, then turned to the principal axes of COLMAP's points. Their
+signs depend on the library for linear algebra and on gsplat's version, so the model itself tells them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from splatstudio.scene.colmap_model import ColmapModel
+
+MOST_SPLATS, MOST_POINTS = 200_000, 2000  # of which it is measured how well they lie at one another
+# A model trained on the scene has half of the points within 0.04 of their extent from a splat; one in another
+# frame hardly ever: see `training.starting_model`.
+TOO_FAR = 0.08
+CLEARLY = 0.5  # times as far as where nothing is moved
+FEWEST_POINTS = 30
+
+
+def frame_of_gsplat(model: ColmapModel, means: np.ndarray) -> np.ndarray | None:
+    """Return the similarity [4, 4] from COLMAP's world to that of splats with these means [N, 3].
+
+    None where they lie in COLMAP's world itself, as those of most programs and of gsplat with
+    --no-normalize-world-space do, and where they lie at the points of `model` in neither.
+    """
+    finite = means[np.isfinite(means).all(axis=1)]
+    if len(model.points) < FEWEST_POINTS or len(finite) < FEWEST_POINTS:
+        return None
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
+    tree = KDTree(finite[:: math.ceil(len(finite) / MOST_SPLATS)])
+    points = np.asarray(model.points, np.float64)
+    size = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
+    sample = points[:: math.ceil(len(points) / MOST_POINTS)]
+
+    def distance(frame: np.ndarray) -> float:
+        """Return how far half of the points are from a splat at most, in the size of the points."""
+        scale = float(np.cbrt(np.linalg.det(frame[:3, :3])))
+        moved = sample @ frame[:3, :3].T + frame[:3, 3]
+        return float(np.median(tree.query(moved)[0])) / (scale * size)
+
+    frames = possible_frames(np.stack([image.viewmat for image in model.images]), points)
+    if not frames:
+        return None
+    best = min(frames, key=distance)
+    return best if distance(best) <= min(TOO_FAR, CLEARLY * distance(np.eye(4))) else None
+
+
+def possible_frames(viewmats: np.ndarray, points: np.ndarray) -> list[np.ndarray]:
+    """Return the four frames [4, 4] that gsplat may have trained in, by the signs of the principal axes.
+
+    `viewmats` [C, 4, 4] are world to camera (OpenCV), `points` [P, 3] all of COLMAP's. There is none where
+    gsplat mirrors the world, as it does with cameras whose mean up is exactly +y.
+    """
+    first = _upright(viewmats)
+    if first is None:
+        return []
+    moved = points @ first[:3, :3].T + first[:3, 3]
+    center = np.median(moved, axis=0)
+    _, vectors = np.linalg.eigh(np.cov(moved - center, rowvar=False))
+    axes = vectors[:, ::-1].T  # the longest first
+    axes[0] *= np.sign(np.linalg.det(axes))
+    frames = []
+    for x, y in itertools.product((1.0, -1.0), repeat=2):
+        turned = np.eye(4)
+        turned[:3, :3] = np.array([[x], [y], [x * y]]) * axes
+        turned[:3, 3] = -turned[:3, :3] @ center
+        frames.append(turned @ first)
+    return frames
+
+
+def _upright(viewmats: np.ndarray) -> np.ndarray | None:
+    """Return what turns the cameras' mean up to -y, and centers and scales by where they look."""
+    rotations = viewmats[:, :3, :3]  # rows: right, down and forward in the world
+    positions = -np.einsum("cji,cj->ci", rotations, viewmats[:, :3, 3])
+    up, to = -rotations[:, 1].mean(axis=0), np.array([0.0, -1.0, 0.0])
+    up /= np.linalg.norm(up)
+    cosine, cross = float(up @ to), np.cross(up, to)
+    if cosine <= -1.0:
+        return None
+    skew = np.cross(np.eye(3), cross)
+    turn = np.eye(3) + skew + skew @ skew / (1.0 + cosine)
+    positions, forward = positions @ turn.T, rotations[:, 2] @ turn.T
+    # Where each camera's axis comes nearest to the origin.
+    nearest = positions - np.sum(positions * forward, axis=1, keepdims=True) * forward
+    shift = -np.median(nearest, axis=0)
+    scale = 1.0 / float(np.median(np.linalg.norm(positions + shift, axis=1)))
+    frame = np.eye(4)
+    frame[:3, :3], frame[:3, 3] = scale * turn, scale * shift
+    return frame

@@ -278,17 +278,19 @@ def make_a_mesh(screen: Screen, path: Path) -> None:
     screen.page.get_by_text("Mesh", exact=True).click()
     screen.enter("Resolution", "32")
     screen.enter("Mesh file", str(path))
-    screen.button("Make mesh").click()
-    screen.page.get_by_text("of the surface").first.wait_for()
-    report = json.loads(path.with_name(f"{path.name}.report.json").read_text())
-    assert path.stat().st_size > 0 and screen.page.get_by_text(f"{report['triangles']:,}").count() > 0
     splats = screen.picture().astype(int)
 
     def changed() -> float:
         return float(np.abs(screen.picture() - splats).mean())
 
+    screen.button("Make mesh").click()
+    screen.page.get_by_text("of the surface").first.wait_for()
+    screen.wait(lambda: changed() > 5, "the mesh is over the splats at once")
+    report = json.loads(path.with_name(f"{path.name}.report.json").read_text())
+    assert path.stat().st_size > 0 and screen.page.get_by_text(f"{report['triangles']:,}").count() > 0
     screen.choose("Show in the view", "What is reliable")
-    screen.wait(lambda: changed() > 5, "the mesh is over the splats")
+    legend = screen.page.get_by_text("Green: three photos or more saw it.").locator("visible=true")
+    legend.first.wait_for()
     screen.choose("Show in the view", "Nothing")
     screen.wait(lambda: changed() < 1, "the splats alone are there again")
     screen.page.get_by_text("Mesh", exact=True).click()

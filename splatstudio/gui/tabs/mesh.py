@@ -25,10 +25,10 @@ from splatstudio.surfaces.texture import can_unwrap
 MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
 KINDS: dict[str, MeshPreset | None] = {"Surface": None, "Collision mesh": "collision", "Ground": "ground"}
-NO_LOOK = "Nothing"
+NO_LOOK, MESH_LOOK = "Nothing", "The mesh"
 LOOKS: dict[str, Look | None] = {
     NO_LOOK: None,
-    "The mesh": "photos",
+    MESH_LOOK: "photos",
     "What is reliable": "reliability",
 }
 NO_TEXTURE = "None"
@@ -210,6 +210,9 @@ class MeshSection(Panel):
         self._report.content = table_html(end.mesh.report.rows, mark="mesh") + notes
         self._report.visible = True
         self._look.visible = end.mesh.shown is not None
+        if end.mesh.shown is not None:  # who made it wants to see it
+            self._look.value = MESH_LOOK
+            self._show()
 
     def _show(self) -> None:
         """Draw the mesh that was made last as it is chosen, or nothing."""

@@ -137,6 +137,9 @@ def make_and_play_keyframes(screen: Screen, browser: Any, file: Path) -> None:
         return len({tuple(np.round(place, 3)) for place in seen}) >= 5 and bool(far > 0.2)
 
     screen.wait(played, "it is played")
+    frame = screen.page.locator(".ss-framing div")
+    box, size = screen.box(frame), screen.draft.path
+    assert abs(box["width"] / box["height"] - size.width / size.height) < 0.02, "the video's part is bright"
     assert len(percents) >= 3, "the slider follows"
     (section,) = (part for part in screen.panel(RenderPanel)._parts if isinstance(part, PreviewSection))
     assert section._place.value == 0.0, "and nobody else's: each browser has a preview of its own"
@@ -147,6 +150,7 @@ def make_and_play_keyframes(screen: Screen, browser: Any, file: Path) -> None:
         lambda: bool(np.allclose(positions(screen)[first], before[first])), "it stands where it stood"
     )
     screen.wait(lambda: place_on_the_path(screen.page) == "0", "and so does the slider")
+    screen.wait(lambda: frame.count() == 0, "all of the picture is bright again")
     second.close()
     screen.wait(lambda: len(positions(screen)) == 1, "the second browser is gone")
 

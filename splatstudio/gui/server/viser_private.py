@@ -110,7 +110,7 @@ def light_theme() -> dict[str, Any]:
     return values
 
 
-PAGE_SCRIPTS = ("page.js", "navigation.js", "accessibility.js", "commands.js", "comparison.js")
+PAGE_SCRIPTS = ("page.js", "navigation.js", "accessibility.js", "commands.js", "comparison.js", "framing.js")
 
 
 def page_script() -> str:
@@ -134,6 +134,12 @@ def end_opening(client: viser.ClientHandle) -> None:
 def tell_halves(client: viser.ClientHandle, halves: dict[str, Any] | None) -> None:
     """Tell a browser's page which two pictures it shows beside each other, None: one alone."""
     source = f"window.splatstudioHalves = {json.dumps(halves)};"
+    client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
+
+
+def tell_framing(client: viser.ClientHandle, aspect: float | None) -> None:
+    """Tell a browser's page the width over the height of the video whose path it looks along, None: none."""
+    source = f"window.splatstudioFraming = {json.dumps(aspect)};"
     client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
 
 

@@ -11,7 +11,7 @@ import viser
 
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.server.viser_private import place_camera, show_node, show_value
+from splatstudio.gui.server.viser_private import place_camera, show_node, show_value, tell_framing
 from splatstudio.gui.state.scene_overlay import PathEditor
 from splatstudio.gui.state.viewpoint import fly_to
 
@@ -57,6 +57,7 @@ class PathPreviews:
     def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
         """Move this browser to a second of the path, and leave it there."""
         self.stop(client)
+        tell_framing(client, path.width / path.height)
         fly_to(client, path.camera_at(seconds), self._distance)
 
     def close(self) -> None:
@@ -80,6 +81,7 @@ class PathPreviews:
         before = {name: getattr(client.camera, name) for name in VIEW}
         for name in self._hidden:
             show_node(client, name, False)
+        tell_framing(client, path.width / path.height)
         began = time.monotonic()
         while not stopped.wait(STEP_SECONDS) and self._is_here(client):
             seconds = time.monotonic() - began
@@ -93,6 +95,7 @@ class PathPreviews:
         if self._is_here(client):
             for name in self._hidden:
                 show_node(client, name, True)
+            tell_framing(client, None)
             place_camera(client, before)
             moved(None)
 

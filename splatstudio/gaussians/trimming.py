@@ -57,17 +57,17 @@ def trimmed(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) 
     return gaussians[kept]
 
 
-def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> tuple[Gaussians, bool]:
-    """Return the Gaussians for a picture that shows those alone that `trim` keeps, and whether it hides all.
+def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> tuple[Gaussians, int]:
+    """Return the Gaussians for a picture that shows those alone that `trim` keeps, and how many these are.
 
     The others are moved to `nowhere` [3], which the picture does not show: that is quicker than a copy of
     all that stay, whose harmonics are most of a model.
     """
     if trim.keeps_all or len(gaussians) == 0:
-        return gaussians, False
+        return gaussians, len(gaussians)
     kept = _kept(gaussians, trim)
     means = gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere))
-    return replace(gaussians, means=means), not bool(kept.any())
+    return replace(gaussians, means=means), int(kept.sum())
 
 
 def _kept(gaussians: Gaussians, trim: Trim, to_box: np.ndarray | None = None) -> Tensor:

@@ -337,6 +337,7 @@ class Frame(Event, frozen=True):
     render_seconds: float
     legend: Legend | None = None  # what the colors mean; None: they are the model's own
     notice: str | None = None  # why this is not the picture asked for, one sentence
+    kept: int | None = None  # splats that the view's filter keeps; None: not known here
 
 
 class JpegFrame(Event, frozen=True, eq=False):

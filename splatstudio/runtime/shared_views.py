@@ -127,7 +127,7 @@ class SharedViews:
         own = torch.zeros((0, *size), dtype=torch.uint8, device="cpu")
         if ranks.rank < len(requests):
             request = requests[ranks.rank]
-            picture, _ = self._painter.paint(model, request.camera, copy.options, request.options)
+            picture = self._painter.paint(model, request.camera, copy.options, request.options).picture
             own = torch.from_numpy(np.ascontiguousarray(picture.image))[None]
         nobody = [0] * (ranks.num_ranks - 1)
         received = [int(rank < len(requests)) for rank in range(ranks.num_ranks)]

@@ -208,7 +208,7 @@ class _Drawing:
         with ops.limited_threads(self._task.num_threads()):
             if self._options is None:
                 return render_image(model.gaussians, camera, model.options)
-            picture, _ = self._painter.paint(model.gaussians, camera, model.options, self._options)
+            picture = self._painter.paint(model.gaussians, camera, model.options, self._options).picture
             return picture.image
 
 

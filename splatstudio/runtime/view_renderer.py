@@ -53,6 +53,18 @@ class _Target:
     mask: Tensor | None  # [H, W] bool
 
 
+@dataclass(frozen=True)
+class Painted:
+    """A picture of the camera's size, and why it is not the one asked for (None: it is).
+
+    `kept` is the number of splats that the view's filter keeps.
+    """
+
+    picture: Picture
+    notice: str | None
+    kept: int
+
+
 class Painter:
     """Draws models as views ask for it; keeps the photo that was compared with last."""
 
@@ -66,8 +78,8 @@ class Painter:
         options: RenderOptions,
         wanted: ViewOptions,
         scene: Scene | None = None,
-    ) -> tuple[Picture, str | None]:
-        """Return the picture, of the camera's size, and why it is not the one asked for (None: it is).
+    ) -> Painted:
+        """Return what a view shows.
 
         `options` are the model's own. Without a `scene`, or without the photo, "error" shows colors.
         """
@@ -78,20 +90,22 @@ class Painter:
             notice = f"Splats cannot be drawn {wanted.splat_scale} times as large; choose a number above 0."
         stand = drawn_from(camera, wanted, scene)
         behind = stand.position - stand.viewmat[2, :3]
-        gaussians, all_hidden = hidden(gaussians, wanted.trim, behind.tolist())
-        if all_hidden:
+        had_any = len(gaussians) > 0
+        gaussians, kept = hidden(gaussians, wanted.trim, behind.tolist())
+        if had_any and kept == 0:
             notice = "The filter hides all splats that are here: Filter in the Export tab changes it."
         options = asked_for(options, wanted)
         if wanted.mode != "error":
-            return draw_mode(wanted.mode, gaussians, camera, options), notice
+            return Painted(draw_mode(wanted.mode, gaussians, camera, options), notice, kept)
         try:
             target = self._photo(scene, wanted.photo, options, gaussians.device)
         except ValueError as error:
-            return draw_mode("color", gaussians, camera, options), f"No error to show: {error}"
+            colors = draw_mode("color", gaussians, camera, options)
+            return Painted(colors, f"No error to show: {error}", kept)
         photo = target.scene.views[target.index].camera
         camera = camera_at_photo(camera, photo)
         rgb, shown = photo_in_view(target.rgb, target.mask, photo, camera)
-        return error_picture(gaussians, camera, options, rgb, shown), notice
+        return Painted(error_picture(gaussians, camera, options, rgb, shown), notice, kept)
 
     def _photo(
         self,
@@ -312,12 +326,12 @@ class ViewRenderer:
     def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
         start = time.monotonic()
         camera = wanted.camera
-        picture, notice = self._painter.paint(
+        painted = self._painter.paint(
             model.gaussians, camera, model.options, wanted.options, model.scene
         )
         # From a GPU into the slot itself: in memory that is new for each picture every page is missing first.
         image = torch.from_numpy(self._slots.view(slot, camera.height, camera.width))
-        image.copy_(picture.pixels)
+        image.copy_(painted.picture.pixels)
         return Frame(
             view=wanted.view,
             seq=wanted.seq,
@@ -326,6 +340,8 @@ class ViewRenderer:
             height=camera.height,
             step=model.step,
             render_seconds=time.monotonic() - start,
-            legend=picture.legend,
-            notice=model.notice or notice,
+            legend=painted.picture.legend,
+            notice=model.notice or painted.notice,
+            # Of a model on several ranks what is here is what this picture needs, not all of it.
+            kept=painted.kept if self._fetch is None else None,
         )

@@ -66,6 +66,11 @@ ELSEWHERE = (
     "The scene's points do not lie at this surface: the model may be of another scene, or in other"
     " coordinates than the scene's files"
 )
+NOTHING_SEEN = (
+    "no view sees a surface: the model is empty or transparent where the cameras look; train it longer,"
+    " or name the scene that it was trained on with --scene FOLDER, if it is another one"
+)
+NOTHING_SEEN_ALONE = "no view sees a surface: the model is empty or transparent; train it longer"
 NO_SCENE = (
     "The model does not say which photos it was trained on: its surface and colors are those of its own"
     " renders from an orbit around it; name the scene with --scene FOLDER for those of the photos."
@@ -238,10 +243,7 @@ def _surface(
     """Return the surface that the views show, which all ranks find together."""
     survey = views.survey(lambda done: on_progress(done, len(views), "looking at the model"))
     if survey is None:
-        raise ValueError(
-            "no view sees a surface: the model is empty or transparent where the cameras look; train it"
-            " longer"
-        )
+        raise ValueError(NOTHING_SEEN if views.are_photos else NOTHING_SEEN_ALONE)
     field, keys, chosen = _fused(views, survey, options, scale, ranks, on_progress)
     on_progress(0, 0, "finding the surface")
     min_views = MIN_VIEWS if len(views) >= FEW_PHOTOS else 1

@@ -113,7 +113,7 @@ def test_the_shown_error_follows_the_sky_where_a_photo_is_transparent(half_cut_o
 
     gaussians.means[:] += 500.0  # out of sight
     for sky in (BRIGHT, Sky(((-0.5, -0.5, 0.2),))):
-        picture, notice = painter.paint(gaussians, camera, RenderOptions(sky=sky), wanted, half_cut_out)
-        assert notice is None
-        none = (picture.image == color_table("turbo")[0].numpy()).all(axis=-1)
+        painted = painter.paint(gaussians, camera, RenderOptions(sky=sky), wanted, half_cut_out)
+        assert painted.notice is None
+        none = (painted.picture.image == color_table("turbo")[0].numpy()).all(axis=-1)
         assert none[:, : camera.width // 2].all() and not none[:, camera.width // 2 :].all()

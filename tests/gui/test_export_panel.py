@@ -277,7 +277,11 @@ def test_a_crop_that_cannot_be_written_is_not_called_kept(page: Any, run: Path) 
     (run / "crop.json").rmdir()
     changed_by_a_user(section._opacity, 0.5, section._change)
     section.close()
-    assert "Kept in crop.json" in section._said.content
+    assert "Saved in crop.json" in section._said.content
+    page.viewport.on_kept(section.trim, 1234)
+    assert section.num_kept == 1234 and "Keeps 1,234 splats. Saved in crop.json" in section._said.content
+    page.viewport.on_kept(Trim(0.75), 99)  # a picture of the filter before comes late
+    assert section.num_kept is None
     section._not_kept = "The crop is not saved: of the run before."
     section._take_kept()
     assert "not saved" not in section._said.content, "another run was opened"

@@ -91,6 +91,14 @@ def type_negative_fractions(screen: Screen) -> None:
     keyboard.type("0.75", delay=20)
     keyboard.press("Tab")
     wait_for(-0.75)
+    # The picture tells how many stay: of a box with one corner far away, none.
+    note = screen.page.locator("[data-splatstudio=kept-trim]")
+    begin("1000")
+    keyboard.press("Tab")
+    screen.wait(lambda: note.inner_text().startswith("Keeps 0 splats."), "none stays")
+    begin("-1000")
+    keyboard.press("Tab")
+    screen.wait(lambda: not note.inner_text().startswith("Keeps 0 splats."), "some stay")
     # The hint is there over the name, too.
     screen.page.get_by_text("Minimum opacity", exact=True).hover()
     screen.page.get_by_text("Splats less opaque than this are left out.").wait_for()

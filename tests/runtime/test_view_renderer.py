@@ -50,13 +50,14 @@ CAMERA = ring_of_cameras()[2]
 @pytest.mark.parametrize("sky", [True, False])
 def test_a_view_has_the_sky_until_its_user_wants_the_background(sky: bool) -> None:
     camera = ring_of_cameras()[2]
-    picture, notice = Painter().paint(blobs(), camera, OPTIONS, ViewOptions(RED, sky=sky))
+    painted = Painter().paint(blobs(), camera, OPTIONS, ViewOptions(RED, sky=sky))
+    picture, notice = painted.picture, painted.notice
     expected = render_image(blobs(), camera, OPTIONS if sky else RenderOptions(background=RED))
     assert notice is None and np.array_equal(picture.image, expected)
 
 
 def test_a_model_without_a_sky_is_before_the_background() -> None:
-    picture, _ = Painter().paint(blobs(), ring_of_cameras()[2], RenderOptions(), ViewOptions(RED))
+    picture = Painter().paint(blobs(), ring_of_cameras()[2], RenderOptions(), ViewOptions(RED)).picture
     expected = render_image(blobs(), ring_of_cameras()[2], RenderOptions(background=RED))
     assert np.array_equal(picture.image, expected)
 
@@ -92,21 +93,24 @@ def test_a_view_shows_what_the_file_will_hold(mode: DrawnMode) -> None:
     kept = trimmed(model, trim)
     assert 0 < len(kept) < len(model)
     painter = Painter()
-    everything, _ = painter.paint(model, CAMERA, RenderOptions(), ViewOptions(mode=mode))
-    shown, _ = painter.paint(model, CAMERA, RenderOptions(), ViewOptions(mode=mode, trim=trim))
-    expected, _ = painter.paint(kept, CAMERA, RenderOptions(), ViewOptions(mode=mode))
+    everything = painter.paint(model, CAMERA, RenderOptions(), ViewOptions(mode=mode)).picture
+    painted = painter.paint(model, CAMERA, RenderOptions(), ViewOptions(mode=mode, trim=trim))
+    shown = painted.picture
+    assert painted.kept == len(kept)
+    expected = painter.paint(kept, CAMERA, RenderOptions(), ViewOptions(mode=mode)).picture
     assert np.array_equal(shown.image, expected.image)
     assert not np.array_equal(shown.image, everything.image)
 
 
 def test_a_trim_that_leaves_nothing_shows_nothing() -> None:
     far = Trim(0.0, (1e6, 1e6, 1e6, 2e6, 2e6, 2e6))
-    picture, notice = Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=far))
+    painted = Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=far))
+    picture, notice = painted.picture, painted.notice
     assert notice is not None and "hides all splats" in notice and not picture.image.any()
     half = middle_half(blobs())
-    assert Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=half))[1] is None
+    assert Painter().paint(blobs(), CAMERA, RenderOptions(), ViewOptions(trim=half)).notice is None
     nobody = blobs()[:0]  # what other ranks' cameras see of a model may be none of it
-    assert Painter().paint(nobody, CAMERA, RenderOptions(), ViewOptions(trim=far))[1] is None
+    assert Painter().paint(nobody, CAMERA, RenderOptions(), ViewOptions(trim=far)).notice is None
 
 
 @pytest.mark.parametrize("trim", [KEEP_ALL, Trim(0.25), Trim(0.0, (-1.0, -2.0, -3.0, 1.0, 2.0, 3.0))])

@@ -208,6 +208,7 @@ class Stream:
         self.frame: Frame | None = None  # that was shown last
         # Called when a frame has another legend, or a photo's camera is entered or left.
         self.on_news: Callable[[], None] = lambda: None
+        self.on_kept: Callable[[Trim, int], None] = lambda trim, num: None  # see `Viewport.on_kept`
         self._moving_pace = PictureScale(MOVING_TARGET_SECONDS, 0.5)
         self._training_pace = PictureScale(TRAINING_TARGET_SECONDS, 0.5)
         self._shown: PictureOrder | None = None
@@ -322,6 +323,8 @@ class Stream:
             self._shown, self._shown_step = order, received.frame.step if received else None
             if frame is not None:
                 before, self.frame = self.frame, frame
+                if frame.kept is not None:
+                    self.on_kept(request.options.trim, frame.kept)
                 if before is None or (before.legend, before.notice) != (frame.legend, frame.notice):
                     self.on_news()
 
@@ -488,6 +491,7 @@ class Viewport:
         self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
         self.photos = PhotoCache(scene) if scene is not None else None
         self.trim = KEEP_ALL  # what all browsers hide
+        self.on_kept: Callable[[Trim, int], None] = lambda trim, num: None  # told how many splats it keeps
         self.beside_slider = ""  # what moves the line between two models, by its id in the page
         self.beside_split = 0.5  # where all browsers see the line between two models
         server.on_client_connect(self._connect)
@@ -561,6 +565,7 @@ class Viewport:
         camera_snap = CameraSnap(client, self._scene) if self._scene is not None else None
         settings = ViewSettings(beside_split=self.beside_split)
         stream = Stream(client, self._source, settings, camera_snap, self.photos, self._is_expected)
+        stream.on_kept = lambda trim, num: self.on_kept(trim, num)
         with self._lock:
             self._streams[client.client_id] = stream
         for on_open, _on_close in self._listeners:

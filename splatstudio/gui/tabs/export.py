@@ -90,7 +90,9 @@ class ExportPanel(Panel):
         if chosen.loses:
             rows += [("Loses", chosen.loses)]
         if num is not None:
-            most, about = ("", "about ") if self._trim.trim.keeps_all else ("at most ", "at most ")
+            kept = num if self._trim.trim.keeps_all else self._trim.num_kept
+            most, about = ("", "about ") if kept is not None else ("at most ", "at most ")
+            num = num if kept is None else kept
             rows += [("Splats", f"{most}{num:,}")]
             rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, model.sh_degree))}")]
         if not chosen.is_page:

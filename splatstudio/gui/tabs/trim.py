@@ -14,6 +14,7 @@ import viser
 import viser.transforms
 
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.kept_trim import Corner, KeptTrim, TrimKeeper, read_trim, trim_file
 from splatstudio.gui.state.status import Notice
@@ -61,6 +62,8 @@ class TrimSection(Panel):
             hint="All browsers show what the file will contain.",
         )
         self._said = gui.add_html("", visible=False)
+        self._counted = KEEP_ALL, 0  # what was shown last, and how many splats that keeps
+        page.viewport.on_kept = self._count
         self._box = CropBox(page.server, self._drag)
         self._touched = False
         self._model = np.zeros(3), 1.0  # the middle and the radius of the newest one
@@ -76,6 +79,12 @@ class TrimSection(Panel):
         """Return what is chosen; the box is in the frame of the page and of the model."""
         low, high = self._from.value, self._to.value
         return Trim(self._opacity.value, (*low, *high) if self._crop.value else None)
+
+    @property
+    def num_kept(self) -> int | None:
+        """Return how many splats of the model in the view are kept, None where no picture has told."""
+        trim, num = self._counted
+        return num if trim == self.trim else None
 
     def refresh(self) -> None:
         """Turn to what is kept with another run: what was cropped is of the one before."""
@@ -146,6 +155,11 @@ class TrimSection(Panel):
         corner.value = (x, y, z)
         self._keep()
 
+    def _count(self, trim: Trim, num: int) -> None:
+        if self._counted != (trim, num):
+            self._counted = trim, num
+            self._say()
+
     def _refused(self, sentence: str) -> None:
         self._not_kept = sentence
         self._draw()
@@ -157,11 +171,17 @@ class TrimSection(Panel):
         kept = KeptTrim(self._opacity.value, self._crop.value, box, self._hide.value)
         self._keeper.save_soon(self.controller.project, kept)
 
+    def _say(self) -> None:
+        keeps = "" if (num := self.num_kept) is None else f"Keeps {counted(num, 'splat')}. "
+        self._said.content = note_html(
+            self._not_kept or f"{keeps}Saved in {self._file.name}", mark="kept-trim"
+        )
+
     def _draw(self) -> None:
         with self._drawing:
             trim = self.trim
             self._hide.visible = self._said.visible = not trim.keeps_all
-            self._said.content = note_html(self._not_kept or f"Kept in {self._file.name}", mark="kept-trim")
+            self._say()
             hidden = trim if self._hide.value else KEEP_ALL
             if hidden != self._told:
                 self._told = hidden

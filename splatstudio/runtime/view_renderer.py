@@ -326,9 +326,7 @@ class ViewRenderer:
     def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
         start = time.monotonic()
         camera = wanted.camera
-        painted = self._painter.paint(
-            model.gaussians, camera, model.options, wanted.options, model.scene
-        )
+        painted = self._painter.paint(model.gaussians, camera, model.options, wanted.options, model.scene)
         # From a GPU into the slot itself: in memory that is new for each picture every page is missing first.
         image = torch.from_numpy(self._slots.view(slot, camera.height, camera.width))
         image.copy_(painted.picture.pixels)

@@ -15,7 +15,7 @@ import torch
 from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_or_why
 from splatstudio.error_text import reason
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, newest_step, refuse_gone_on
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model, remember_images, with_images_found
@@ -106,6 +106,7 @@ def _resumed(
         raise ValueError("a run continues with its own settings: omit preset, or start a new training")
     given = {*settings, *differing(config, TrainConfig())}
     run = Run.open(typed_path(run_dir))
+    known = newest_step(run.path)
     checkpoint, why = newest_or_why(run.path)
     if checkpoint is None:
         raise ValueError(why or f"{run.path} has no checkpoint to resume from: omit resume")
@@ -124,7 +125,12 @@ def _resumed(
     trainer = Trainer.resume(scene, checkpoint, **free)
     if trainer.step >= config.steps:
         log.warning("nothing to do: the run is at step %d, and it is to have %d", trainer.step, config.steps)
-    return trainer, lambda: run if run.config.images == config.images else remember_images(run, config.images)
+
+    def begin() -> Run:
+        refuse_gone_on(run.path, known)
+        return run if run.config.images == config.images else remember_images(run, config.images)
+
+    return trainer, begin
 
 
 def _trained(

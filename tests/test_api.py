@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import CommandLine
 
 import splatstudio as ss
+from splatstudio import api
 from splatstudio.checkpoints import saver
+from splatstudio.cli import train as cli_train
 from splatstudio.files.run import Run
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
@@ -228,6 +231,27 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(scene: Scene, tmp_path: Path) 
     assert torch.equal(again.gaussians.means, whole.gaussians.means)
     by_path = ss.train(DEMO, run_dir=tmp_path / "run", resume=True, steps=7)
     assert by_path.step == 7, "the scene is read as the run has it"
+
+
+def test_a_run_that_another_process_trains_on_meanwhile_is_not_trained_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    ss.train(DEMO, steps=3, downscale=8, run_dir=tmp_path / "run")
+    later = tmp_path / "run/ckpts/step_00000009"
+    read = load_training_scene
+
+    def read_while_another_saves(*given: Any, **named: Any) -> Scene:
+        later.mkdir(exist_ok=True)
+        return read(*given, **named)
+
+    for module in (api, cli_train):
+        monkeypatch.setattr(module, "load_training_scene", read_while_another_saves)
+    with pytest.raises(ValueError, match="meanwhile and is at step 9: resume it again"):
+        ss.train(DEMO, run_dir=tmp_path / "run", resume=True, steps=20)
+    later.rmdir()
+    code, output = command("train", tmp_path / "run", "--resume", "--steps", "20")
+    assert code == 2 and "meanwhile and is at step 9: resume it again" in output
+    assert not (tmp_path / "run/lock").exists()
 
 
 def test_a_run_that_has_its_steps_says_so_and_gives_its_model(

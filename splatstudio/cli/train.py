@@ -38,7 +38,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import refuse_unwritable
-from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
+from splatstudio.files.run import Run, RunLock, is_taken, new_run_path, newest_step, refuse_gone_on
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
@@ -218,7 +218,7 @@ def train_scene(
     if launched is not None:
         job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
         return CommandResult(train_as_rank(launched, job, notes, devices, tls), {})
-    checkpoint = None
+    checkpoint, known = None, None if run_dir is None else newest_step(run_dir)
     if resume:
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: omit --batch-size auto")
@@ -230,7 +230,7 @@ def train_scene(
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
-        if not _goes_on(run_dir, config, checkpoint, scene):
+        if not _goes_on(run_dir, config, checkpoint, scene, known):
             return CommandResult(0, _values(run_dir, checkpoint, first, config.steps))
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
@@ -256,8 +256,11 @@ def train_scene(
     return _Attendance(job, first, chosen, minutes).run()
 
 
-def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene) -> bool:
-    """Take a run over and say where it goes on; return whether there is anything to do."""
+def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene, known: int | None) -> bool:
+    """Take a run over and say where it goes on; return whether there is anything to do.
+
+    `known` is the newest step that there was when `checkpoint` was chosen.
+    """
     first = step_of(checkpoint) or 0
     joined = joined_sentence(checkpoint, scene)
     console.print("\n".join(filter(None, [f"Resuming at step {first} from {checkpoint}", joined])))
@@ -267,6 +270,7 @@ def _goes_on(run_dir: Path, config: TrainConfig, checkpoint: Path, scene: Scene)
         return False
     refuse_unwritable(run_dir, "copy the run elsewhere and resume it there")
     _take_over(run_dir)
+    refuse_gone_on(run_dir, known)
     if (run := Run.open(run_dir)).config.images != config.images:
         remember_images(run, config.images)
     return True

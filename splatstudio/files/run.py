@@ -201,6 +201,19 @@ def newest_step(run_dir: Path) -> int | None:
     return max((int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))), default=None)
 
 
+def refuse_gone_on(run_dir: Path, known: int | None) -> None:
+    """Raise ValueError where a run has a later step than `known`, its newest when it was decided to go on.
+
+    Another process trained it meanwhile: to go on from `known` would train the same steps once more.
+    """
+    newest = newest_step(run_dir)
+    if newest is not None and newest > (known or 0):
+        raise ValueError(
+            f"the run {run_dir} was trained by another process meanwhile and is at step {newest:,}: resume it"
+            " again"
+        )
+
+
 def score_files(run_dir: Path, last_step: int | None = None) -> dict[int, Path]:
     """Return the files in eval/ by rising step, those of steps until `last_step`, None: all.
 
@@ -333,8 +346,9 @@ def lock_holder(run_dir: Path) -> Holder | None:
 class RunLock:
     """Holds `lock` in a run folder until `release`, or until the process ends.
 
-    `left_by` is the process that had it and ended without releasing it, None in the usual case. `held` is
-    False on a disk that knows no locks: then nothing keeps a second process out.
+    `left_by` is the process that had it and ended without releasing it, None in the usual case. `waited` is
+    whether another one had it and let it go only now. `held` is False on a disk that knows no locks: then
+    nothing keeps a second process out.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -344,7 +358,7 @@ class RunLock:
         folder cannot be written.
         """
         self.path = Path(run_dir) / "lock"
-        descriptor, self.held = _locked(self.path)
+        descriptor, self.held, self.waited = _locked(self.path)
         self.left_by = _holder(content(descriptor, MOST_BYTES)) if self.held else None
         # A lock that nobody points to any more is let go with its descriptor.
         self._finalizer = weakref.finalize(self, _let_go, self.path, descriptor, os.getpid())
@@ -363,8 +377,9 @@ class RunLock:
         self._finalizer()
 
 
-def _locked(path: Path) -> tuple[int, bool]:
-    """Return a descriptor of the lock file at `path`, and whether it is locked."""
+def _locked(path: Path) -> tuple[int, bool, bool]:
+    """Return a descriptor of the lock file at `path`, whether it is locked, and whether it had to wait."""
+    waited = False
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         descriptor = open_output(path, os.O_RDWR)
@@ -372,11 +387,12 @@ def _locked(path: Path) -> tuple[int, bool]:
             take_lock(descriptor)
             # Between opening and locking its holder may have removed the file: then it locks nothing.
             if _is_at(descriptor, path):
-                return descriptor, True
+                return descriptor, True, waited
         except BlockingIOError as error:
             holder = _holder(content(descriptor, MOST_BYTES)) or "another process"
             os.close(descriptor)
             if time.monotonic() < deadline:
+                waited = True
                 time.sleep(0.05)
                 continue
             raise ValueError(
@@ -384,7 +400,7 @@ def _locked(path: Path) -> tuple[int, bool]:
             ) from error
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_LOCKS:
-                return descriptor, False
+                return descriptor, False, waited
             os.close(descriptor)
             raise
         os.close(descriptor)

@@ -507,6 +507,22 @@ def test_a_run_that_is_deleted_is_made_again_by_a_save(long_session: Session) ->
     assert problem is not None and "was deleted or moved away while it trained" in problem
 
 
+def test_a_run_that_went_on_while_its_lock_was_waited_for_is_not_trained_twice(
+    long_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(long_session.run.path.with_name("other"), long_session.run.scene_path, CONFIG)
+    first = RunLock(run.path)
+
+    def save_and_leave(_: float) -> None:
+        (run.path / "ckpts/step_00000030").mkdir(parents=True)
+        first.release()
+
+    monkeypatch.setattr(run_files.time, "sleep", save_and_leave)
+    with pytest.raises(ValueError, match="by another process meanwhile and is at step 30: resume it again"):
+        Session(long_session.trainer, run)
+    assert not (run.path / "lock").exists()
+
+
 def test_a_run_that_was_deleted_and_that_somebody_else_trains_is_left_alone(long_session: Session) -> None:
     session = long_session
     session.advance()

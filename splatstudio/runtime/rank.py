@@ -41,7 +41,7 @@ from splatstudio.runtime.rank_group import RankPipe, RankSpec
 from splatstudio.runtime.root_cause import is_of_a_peer, write_report
 from splatstudio.runtime.sentences import error_sentence
 from splatstudio.runtime.shared_views import CopyDrawer
-from splatstudio.runtime.stop_signals import leave_when_told, outlive_the_terminal
+from splatstudio.runtime.stop_signals import ends_at_a_signal, leave_when_told, outlive_the_terminal
 from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.training import Training
 from splatstudio.runtime.view_renderer import ViewRenderer
@@ -88,7 +88,8 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
         rank.run()
     except Exception as error:
         # Where it only tells that another rank has gone, that one has more to say.
-        log.error("%s", error if is_of_a_peer(error) else traceback.format_exc())
+        if not (spec.launched and _is_told(error)):  # a sentence for the user, which is printed below
+            log.error("%s", error if is_of_a_peer(error) else traceback.format_exc())
         rank.rescue(error)
         write_report(spec.folder, spec.rank, rank.step, error, error_sentence(error))
         rank.leave_by_error()
@@ -99,6 +100,12 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
     log.info("rank %d leaves", spec.rank)
     if spec.rank == 0:
         _clear_up(spec, job)
+
+
+def _is_told(error: Exception) -> bool:
+    """Return whether an error is a sentence of this package on what its user gave."""
+    place = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, ValueError) and Path(place).is_relative_to(Path(__file__).parents[1])
 
 
 def _raise(error: BaseException | None) -> None:
@@ -169,7 +176,11 @@ class Rank:
         """Carry out commands until Close, or until rank 0 says to leave."""
         spec = self._spec
         if spec.num_ranks > 1:
-            self._broadcast = Broadcast(spec.rank, spec.num_ranks, spec.meeting)
+            alone = "The other ranks had not come yet; nothing was trained."
+            with ends_at_a_signal(alone) if spec.launched else contextlib.nullcontext():
+                if self._told_by:  # it came a moment too early
+                    os.kill(os.getpid(), self._told_by)
+                self._broadcast = Broadcast(spec.rank, spec.num_ranks, spec.meeting)
         self._enter(Phase.LOADING)
         self.activity.begin()
         self._carry_on()

@@ -151,10 +151,12 @@ def outlive_the_terminal(*, launched: bool) -> None:
     """Let neither Ctrl-C nor a terminal that is closed end this process: its parent tells it, or is gone.
 
     `launched`: torchrun or Slurm has started it; they are not parents that it would see go, but send on what
-    came of the terminal, and kill it half a minute later: `leave_when_told` hears it.
+    came of the terminal, and kill it half a minute later: `leave_when_told` hears it, and until then it ends.
     """
+    if launched:
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if HANG_UP is not None and not launched:
+    if HANG_UP is not None:
         signal.signal(HANG_UP, signal.SIG_IGN)
 
 
@@ -169,6 +171,32 @@ def leave_when_told(leave: Callable[[int], None], *, launched: bool) -> None:
     for number in told:
         signal.signal(number, lambda number, _: leave(number))
     hear_sigterm()
+
+
+@contextmanager
+def ends_at_a_signal(sentence: str) -> Iterator[None]:
+    """End this process at the first signal that it hears, after a sentence; for where nothing is to be saved.
+
+    Also where native code keeps the main thread, in which no handler runs meanwhile.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        if number := os.read(reader, 1):
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"{signal.Signals(number[0]).name} came. {sentence}\n")
+                sys.stderr.flush()
+            os._exit(128 + number[0])
+        os.close(reader)
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
 
 
 def hear_sigterm() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,40 @@ def test_ranks_that_were_started_otherwise_say_so_and_train_nothing(
             assert rank.returncode == 2, told
             assert 'strategy is "mcmc", not "default"' in told and "the same command" in told, told
         assert not run.exists()
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_waits_for_the_others_ends_at_a_signal(
+    number: signal.Signals, blob_folder: Path, tmp_path: Path
+) -> None:
+    port, run = free_port(), tmp_path / "run"
+    rank = slurm_rank(0, port, blob_folder, "--run", run, "--steps", "100000")
+    try:
+        there = False
+        while not there:  # rank 0 has the store at which the others are to come
+            assert rank.poll() is None
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                there = True
+        rank.send_signal(number)
+        told = rank.communicate(timeout=100)[0]
+        assert rank.returncode == 128 + number, told
+        assert f"{number.name} came. The other ranks had not come yet; nothing was trained." in told
+        assert not run.exists()
+    finally:
+        rank.kill()
+
+
+def test_a_rank_says_once_what_its_user_is_to_know(tmp_path: Path) -> None:
+    port, run = free_port(), tmp_path / "run"
+    ranks = [slurm_rank(rank, port, tmp_path / "nowhere", "--run", run, "--steps", "9") for rank in (0, 1)]
+    try:
+        for rank in ranks:
+            told = rank.communicate(timeout=150)[0]
+            assert rank.returncode == 2 and "Traceback" not in told, told
+            assert told.count("nowhere does not exist") == 1, told
     finally:
         for rank in ranks:
             rank.kill()

@@ -110,7 +110,7 @@ def _resumed(
     checkpoint, why = newest_or_why(run.path)
     if checkpoint is None:
         raise ValueError(why or f"{run.path} has no checkpoint to resume from: omit resume")
-    config = resumed(config_of_checkpoint(checkpoint), _chosen(config, None, settings), given)
+    config = resumed(run.replanned(config_of_checkpoint(checkpoint)), _chosen(config, None, settings), given)
     if isinstance(scene, Scene):
         for name in ("downscale", "model"):
             if getattr(scene, name) != getattr(config, name):

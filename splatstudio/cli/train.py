@@ -111,7 +111,7 @@ def launched_job(
         )
     latest = run.config
     if checkpoint is not None:
-        latest = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
+        latest = with_images_found(run.replanned(config_of_checkpoint(checkpoint)), run, scene_path)
     free = {name: getattr(config, name) for name in FREE_ON_RESUME if name in wished}
     limit = ((LIMIT, value_of(config, LIMIT)),) if LIMIT in wished else ()
     job = messages.TrainJob(scene_path, run_dir, replace(latest, **free), checkpoint, limit, attempt=1)
@@ -376,7 +376,7 @@ def _to_resume(
             RunLock(run_dir).release()  # ValueError where it is being trained: it will have one soon
         raise ValueError(_why_not_resumed(run_dir, why, "delete it to start over there, or name another"))
     # What was changed while it trained is in the checkpoint alone.
-    config = resumed(config_of_checkpoint(checkpoint), config, given)
+    config = resumed(run.replanned(config_of_checkpoint(checkpoint)), config, given)
     return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
 
 
@@ -384,7 +384,10 @@ def _why_not_resumed(run_dir: Path, why: str, else_do: str) -> str:
     """Return the sentence on a run without a good checkpoint: what is there and unusable may yet be saved."""
     if not why:
         return f"{run_dir} has no checkpoint to resume from: {else_do}"
-    return f"no checkpoint of {run_dir} can be used, and nothing was changed: {why}"
+    return (
+        f"no checkpoint of {run_dir} can be used, and nothing was changed: {why}. Restore one from a copy, or"
+        " start a new run"
+    )
 
 
 def _take_over(run_dir: Path) -> None:

@@ -167,6 +167,16 @@ class Run:
         """Return what `read_metrics` does."""
         return read_metrics(self.path)
 
+    @property
+    def planned_steps(self) -> int | None:
+        """Return how many steps the run was last told to make, None where its settings alone tell."""
+        told = (row.get("value") for row in reversed(self.metrics().rows) if row.get("setting") == "steps")
+        return next((steps for steps in told if type(steps) is int and steps > 0), None)
+
+    def replanned(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings of a checkpoint with `planned_steps`: it may be of before they were changed."""
+        return dataclasses.replace(config, steps=self.planned_steps or config.steps)
+
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

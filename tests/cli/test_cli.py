@@ -146,6 +146,12 @@ def test_resume_goes_on_to_a_later_step(
     # The run's length is kept when no other is asked for: there is nothing left to do. It knows its scene.
     code, output = command("train", run_dir, "--resume")
     assert code == 0 and "Nothing to do" in output and f"Resuming at step 70 from {run_dir}" in output
+    # A training that was killed before it could save has told its metrics how far it was to go.
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 70, "setting": "steps", "value": 72}) + "\n")
+    code, output = command("train", run_dir, "--resume")
+    assert code == 0 and (run_dir / "ckpts" / "step_00000072").is_dir(), output
+    assert Run.open(run_dir).planned_steps == 72
     code, output = command("train", run_dir)
     assert code == 2 and "is a run, not a scene: add --resume" in output
     code, output = command("train", run_dir, "--resume", "--run", run_dir.with_name("other"))

@@ -379,7 +379,7 @@ def _named_run(scene_path: Path, config: TrainConfig, run_dir: Path) -> Run:
         raise ValueError(
             f"the run folder {run_dir} has no checkpoint to go on from: name another one with --run"
         )
-    own = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
+    own = with_images_found(run.replanned(config_of_checkpoint(checkpoint)), run, scene_path)
     # Its scene may have moved, or be a copy: what is in it decides.
     moved = run.scene_path != scene_path.resolve()
     if moved and not is_of_scene(checkpoint, _scene_as_in(own, scene_path, config.images, checkpoint)):
@@ -428,7 +428,7 @@ def _latest_config(run: Run) -> TrainConfig:
     checkpoint = newest_known_checkpoint(run.path)
     if checkpoint is None:
         return run.config
-    return with_images_found(config_of_checkpoint(checkpoint), run, run.scene_path)
+    return with_images_found(run.replanned(config_of_checkpoint(checkpoint)), run, run.scene_path)
 
 
 def _gone_on_with(run: Run, config: TrainConfig, given: Collection[str]) -> TrainConfig:

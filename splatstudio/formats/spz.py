@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +60,17 @@ READ_AT_ONCE = 1 << 20  # bytes of a stream whose true length is not known
 GZIP_BLOCK = 1 << 21  # bytes that one core compresses at a time
 EMPTY_LAST_BLOCK = b"\x03\x00"  # of deflate
 LOG_SCALE_STEPS, LOG_SCALE_SHIFT = 16.0, 10.0  # a size is its logarithm in a byte
+SMALLER = (
+    "{0:,} of the {1:,} splats are thinner than {2:.1g}, the least that SPZ can hold: they are written as"
+    " thin as that. If the scene is in very large units, choose --upright (in the studio: Align upright)."
+)
+LARGER = (
+    "{0:,} of the {1:,} splats are larger than {3:.0f}, the most that SPZ can hold: they are written as large"
+    " as that. If the scene is in very small units, choose --upright (in the studio: Align upright)."
+)
 FEW_BEYOND = 0.01  # of all splats: so few are not seen
 FARTHEST = 2**23 - 1  # of a 24-bit number
+NEAR = 256.0  # times the extent of most splats: what lies farther out need not keep its place
 WXYZ_OF_XYZW = [3, 0, 1, 2]
 XYZW_OF_WXYZ = [1, 2, 3, 0]
 
@@ -87,10 +96,10 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
-    bits = _fractional_bits(path, model.means)
+    grid = _grid_of(path, model.means)
     num, num_shn = len(model), model.shN.shape[1]
     packed = _Packed(
-        bits,
+        grid.bits,
         positions=np.empty((num, 3, 3), np.uint8),
         opacities=np.empty(num, np.uint8),
         colors=np.empty((num, 3), np.uint8),
@@ -99,8 +108,8 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
         sh=np.empty((num, num_shn, 3), np.uint8),
     )
     for rows, chunk in model.chunks():
-        part = half_turned(chunk, ABOUT_X)
-        fixed = np.floor(np.ldexp(part.means.astype(np.float64), bits) + 0.5).astype("<i4")
+        part = half_turned(grid.within(chunk), ABOUT_X)
+        fixed = np.floor(np.ldexp(part.means.astype(np.float64), grid.bits) + 0.5).astype("<i4")
         packed.positions[rows] = fixed.view(np.uint8).reshape(len(part), 3, 4)[:, :, :3]
         packed.opacities[rows] = opacity_bytes(part.opacities)
         packed.colors[rows] = rounded(255.0 * COLOR_SCALE * part.sh0 + 127.5, 0, 255)
@@ -110,7 +119,7 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
         codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
         packed.sh[rows] = np.clip(codes, 0, 255)
     flags = ANTIALIASED if antialiased else 0
-    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, flags, 0)
+    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, grid.bits, flags, 0)
     columns = (packed.positions, packed.opacities, packed.colors, packed.scales, packed.rotations, packed.sh)
     write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
 
@@ -119,15 +128,12 @@ def sizes_beyond_spz(gaussians: Gaussians) -> list[str]:
     """Return a sentence where splats have sizes for which SPZ has no number, else nothing."""
     low, high = -LOG_SCALE_SHIFT, 255 / LOG_SCALE_STEPS - LOG_SCALE_SHIFT
     scales = gaussians.scales.detach()
-    num = int(((scales < low) | (scales > high)).any(dim=1).sum())
-    if num <= FEW_BEYOND * len(gaussians):
-        return []
-    return [
-        f"{num:,} of the {len(gaussians):,} splats have a size outside of {math.exp(low):.1g} to"
-        f" {math.exp(high):.0f}, which is all that SPZ can hold: they are written as large as it can. Where"
-        " the scene is in very small or large units, choose another format, or --upright (in the studio:"
-        " Align upright)."
-    ]
+    sentences = []
+    for beyond, text in ((scales < low, SMALLER), (scales > high, LARGER)):
+        num = int(beyond.any(dim=1).sum())
+        if num > FEW_BEYOND * len(gaussians):
+            sentences.append(text.format(num, len(gaussians), math.exp(low), math.exp(high)))
+    return sentences
 
 
 def _gzipped(content: bytes) -> bytes:
@@ -148,21 +154,46 @@ def _deflated(block: memoryview) -> bytes:
     return compressor.compress(block) + compressor.flush(zlib.Z_FULL_FLUSH)
 
 
-def _fractional_bits(path: Path, means: np.ndarray) -> int:
-    """Return how many of a coordinate's 24 bits lie behind the point: 12, as usual, in a scene of 4 units.
+@dataclass(frozen=True)
+class _Grid:
+    """The numbers that coordinates have in a file: 24 bits, of which `bits` lie behind the point.
 
-    Scenes have any scale, so the step follows most Gaussians' extent; the farthest must still fit.
+    What lies beyond `limit` is brought nearer to `center` [3] and made smaller by as much: from there it
+    looks the same.
     """
-    farthest = float(np.abs(means).max())
-    if not farthest < FARTHEST:
-        raise ValueError(
-            f"{path} cannot be written: SPZ holds coordinates up to {FARTHEST}, one is {farthest:g}"
-        )
+
+    bits: int
+    center: np.ndarray
+    limit: float
+
+    def within(self, model: ModelArrays) -> ModelArrays:
+        """Return splats all of which the file can place."""
+        if not np.abs(model.means).max(initial=0.0) > self.limit:
+            return model
+        offset = model.means.astype(np.float64) - self.center
+        room = np.where(offset > 0.0, self.limit - self.center, self.limit + self.center)
+        nearer = np.min(room / np.maximum(np.abs(offset), room), axis=1, keepdims=True)
+        return replace(model, means=self.center + nearer * offset, scales=model.scales + np.log(nearer))
+
+
+def _grid_of(path: Path, means: np.ndarray) -> _Grid:
+    """Return the grid of a model: its step follows most Gaussians' extent, as scenes have any scale.
+
+    Of 24 bits 12 lie behind the point, as usual, in a scene of 4 units. A few splats far away must not make
+    it coarse: they need not fit.
+    """
     sample = means[:: max(1, len(means) // 100_000)].astype(np.float64)
-    extent = float(np.quantile(np.abs(sample - np.median(sample, axis=0)), 0.9))
-    wanted = 14 - math.floor(math.log2(max(extent, 1e-6)))
-    possible = math.floor(math.log2(FARTHEST / max(farthest, 1e-6)))
-    return max(0, min(wanted, possible, 24))
+    center = np.median(sample, axis=0)
+    extent = max(float(np.quantile(np.abs(sample - center), 0.9)), 1e-6)
+    reach = float(np.abs(center).max()) + min(NEAR * extent, float(np.abs(means - center).max()))
+    if not reach < FARTHEST:
+        raise ValueError(
+            f"{path} cannot be written: SPZ holds coordinates up to {FARTHEST}, one is {reach:g}"
+        )
+    wanted = 14 - math.floor(math.log2(extent))
+    possible = math.floor(math.log2(FARTHEST / max(reach, 1e-6)))
+    bits = max(0, min(wanted, possible, 24))
+    return _Grid(bits, center, math.ldexp(FARTHEST - 1, -bits))
 
 
 def _smallest_three(quats: np.ndarray) -> np.ndarray:

@@ -33,6 +33,10 @@ NO_SKY = (
     "The model has learned a sky, which no file of splats holds: other programs show their own background"
     " there, a web page the sky's mean color."
 )
+NO_BACKGROUND = (
+    "The model was trained on a background of the color ({}), which no file of splats holds: only on that"
+    " color does it look and score as it did, not on the black of most viewers."
+)
 BLURRED = (
     "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
     " call it mip splatting), or what is small looks too bright."
@@ -245,7 +249,8 @@ def coarse_splats(gaussians: Gaussians) -> list[str]:
     """Return a sentence where files keep coordinates as large as these so coarsely that it is seen."""
     if not len(gaussians):
         return []
-    farthest = float(gaussians.means.detach().abs().max())
+    # Where most of it lies: a few splats far away need no detail.
+    farthest = float(gaussians.means.detach().abs().amax(dim=1).median())
     step = float(np.spacing(np.float32(farthest)))
     size = math.exp(float(gaussians.scales.detach().mean(dim=1).median()))
     if not step > COARSE_STEP * size:
@@ -267,6 +272,8 @@ def not_kept(options: RenderOptions, form: Format | None) -> list[str]:
     `form` None is a checkpoint folder.
     """
     sentences = [NO_SKY] if options.sky is not None and form is not None else []
+    if any(options.background) and options.sky is None and form is not None and not form.is_page:
+        sentences.append(NO_BACKGROUND.format(", ".join(f"{value:g}" for value in options.background)))
     if options.antialiased and form is not None and form.has_sizes and not form.tells_antialiased:
         sentences.append(BLURRED_PAGE if form.is_page else BLURRED)
     return sentences

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from splatstudio.gaussians.trimming import Trim
 from splatstudio.models.exporter import ExportRequest, write_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.optimization.losses import psnr
-from splatstudio.rendering.render import render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.load import load_scene
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -94,7 +96,7 @@ def test_coordinates_that_are_too_large_for_the_details_are_told(tmp_path: Path)
     for ending in (".ply", ".sog", ".pt"):
         (note,) = write_model(there, tmp_path / f"a{ending}").notes
         assert re.fullmatch(
-            r"The coordinates are as large as 4,000,\d+, which files keep in steps of 0\.25, and a splat has"
+            r"The coordinates are as large as (3,999|4,000),\d+, which files keep in steps of 0\.25, and a splat has"
             r" a size of [\d.]+: with --upright \(in the studio: Align upright\) no detail is lost\.",
             note,
         )
@@ -109,8 +111,46 @@ def test_coordinates_that_are_too_large_for_the_details_are_told(tmp_path: Path)
 def test_spz_tells_of_sizes_for_which_it_has_no_number(tmp_path: Path, factor: float) -> None:
     units = transformed(model(60), np.diag([factor] * 3 + [1.0]))
     (note,) = write_model(Model(units), tmp_path / "a.spz").notes
-    assert "splats have a size outside of 5e-05 to 379" in note and "choose another format" in note
+    assert "splats are thinner than 5e-05" in note or "splats are larger than 379" in note
     assert write_model(Model(units), tmp_path / "a.ply").notes == ()
+
+
+def test_a_few_splats_far_away_do_not_make_spz_coarse(tmp_path: Path) -> None:
+    near = model(400)
+    means = near.means.clone()
+    means[:4] = torch.tensor([[9e4, 0, 0], [0, -5e4, 1e3], [7e4, 7e4, 7e4], [-3e3, 4e4, 0]])
+    write_model(Model(replace(near, means=means)), tmp_path / "a.spz")
+    read = read_splats(tmp_path / "a.spz").gaussians
+    step = 2.0 ** -read_bits(tmp_path / "a.spz")
+    assert step < 1e-3 and float((read.means - means)[4:].abs().max()) <= 0.51 * step
+    # From the middle of the others these look the same: in the same direction, and as large.
+    middle = means.median(dim=0).values
+    before, after = means[:4] - middle, read.means[:4] - middle
+    torch.testing.assert_close(
+        after / after.norm(dim=1, keepdim=True), before / before.norm(dim=1, keepdim=True), atol=3e-4, rtol=0
+    )
+    nearer = (after.norm(dim=1) / before.norm(dim=1)).log()
+    assert bool((nearer < -1.0).all())
+    expected = near.scales[:4] + nearer[:, None]
+    assert float((read.scales[:4] - expected).abs().max()) <= 0.51 / 16.0
+
+
+def read_bits(path: Path) -> int:
+    """Return how many bits of a coordinate lie behind the point."""
+    return gzip.decompress(path.read_bytes())[13]
+
+
+def test_a_background_that_no_file_holds_is_told(tmp_path: Path) -> None:
+    white = Model(model(60), options=RenderOptions(background=(1.0, 1.0, 0.5)))
+    (note,) = write_model(white, tmp_path / "a.ply").notes
+    assert "a background of the color (1, 1, 0.5), which no file of splats holds" in note
+    assert write_model(white, tmp_path / "a.html").notes == (), "a page has it"
+
+
+def test_a_few_splats_far_away_are_not_where_the_model_lies(tmp_path: Path) -> None:
+    means = model(400).means.clone()
+    means[:4] = 3e5
+    assert write_model(Model(replace(model(400), means=means)), tmp_path / "a.ply").notes == ()
 
 
 @pytest.mark.parametrize("ending", BOTH_WAYS)

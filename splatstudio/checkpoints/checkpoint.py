@@ -396,9 +396,9 @@ def _newest(run_dir: Path, report: Callable[[str], None], verify: Callable[[Path
         else:
             chosen = folder
             break
-    instead = "no other checkpoint is good" if chosen is None else f"step {step_of(chosen)} is used instead"
+    instead = "" if chosen is None else f"; step {step_of(chosen)} is used instead"
     for sentence in refused:
-        report(f"{sentence}; {instead}")
+        report(f"{sentence}{instead}")
     return chosen
 
 

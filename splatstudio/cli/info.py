@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
         raise ValueError(f"{path} does not exist")
     path = out_of_archive(path)
     run = Run.open(path) if (path / "run.json").exists() else None
+    passed_over: tuple[str, ...] = ()
     if run is not None:
         from splatstudio.checkpoints.checkpoint import newest_and_passed_over
 
@@ -81,8 +82,10 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
         from splatstudio.models.model import load_model
 
         loaded = load_model(path, strict=strict)
+        notes = tuple(note for note in loaded.notes if note not in passed_over)  # told once, as problems
+        loaded = replace(loaded, notes=notes)
         other = None if ours else scene_of_output(path)
-        return PathContents(path, run, loaded, None if other is None else other.path)
+        return PathContents(path, run, loaded, None if other is None else other.path, problems=passed_over)
     if folders := sorted(file.parent for file in path.glob("*/run.json")):
         return _runs_that_can_be_read(path, folders)
     from splatstudio.scene.load import load_scene
@@ -167,11 +170,10 @@ def _progress_of(run: Run) -> dict[str, Any]:
     later = newest_scored(run.path)  # measured since by `eval`, or by the page
     if later and later["step"] >= scored.get("step", 0):
         scored = {"step": later["step"], "test_psnr": later["psnr"], "test_ssim": later["ssim"]}
-    planned = (row["value"] for row in reversed(rows) if row.get("setting") == "steps")
     return {
         "steps": max(rows[-1]["step"] if rows else 0, newest_step(run.path) or 0),
         "saved_step": newest_step(run.path),
-        "planned_steps": next(planned, run.config.steps),
+        "planned_steps": run.planned_steps or run.config.steps,
         "psnr": scored.get("test_psnr"),
         "ssim": scored.get("test_ssim"),
         "scored_at": scored.get("step"),

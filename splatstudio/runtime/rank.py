@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from signal import raise_signal
 
 from splatstudio.devices import accelerator
 from splatstudio.distributed.failures import FailedTogether
@@ -179,7 +180,7 @@ class Rank:
             alone = "The other ranks had not come yet; nothing was trained."
             with ends_at_a_signal(alone) if spec.launched else contextlib.nullcontext():
                 if self._told_by:  # it came a moment too early
-                    os.kill(os.getpid(), self._told_by)
+                    raise_signal(self._told_by)
                 self._broadcast = Broadcast(spec.rank, spec.num_ranks, spec.meeting)
         self._enter(Phase.LOADING)
         self.activity.begin()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import filecmp
 import lzma
 import os
+import secrets
 import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -92,7 +92,8 @@ def unpacked(path: Path) -> Path:
             (folder / STAMP).write_text(f"{stamp}\n{content}")
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder.parent))
+        partial = folder.parent / f".tmp-{secrets.token_hex(8)}"
+        partial.mkdir()  # for whom the rest of the folder is: `mkdtemp` would keep others out
         try:
             _unpack(path, partial)
             (partial / STAMP).write_text(f"{stamp}\n{content}")
@@ -103,7 +104,7 @@ def unpacked(path: Path) -> Path:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except DAMAGE as error:
-        reason = first_line(error)[:200]
+        reason = first_line(error)[:200].rstrip(" :")
         raise ValueError(f"{path} is cut off or damaged ({reason}): copy or download it again") from error
     except NotImplementedError as error:  # of the ways in which a ZIP may be packed
         reason = first_line(error)[:200]

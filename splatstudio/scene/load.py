@@ -268,8 +268,9 @@ def _nothing_found(folder: Path) -> ValueError:
             )
     holds, num_photos = _photos_below(folder)
     if num_photos:
+        photos = "1 photo" if num_photos == 1 else f"{num_photos} photos"
         return ValueError(
-            f"{holds} holds {num_photos} photos but no camera poses, which training needs (nothing "
+            f"{holds} holds {photos} but no camera poses, which training needs (nothing "
             f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")

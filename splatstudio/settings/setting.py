@@ -118,6 +118,8 @@ def typed_path(text: str | Path) -> Path:
     """
     if "\0" in str(text):
         raise ValueError("a path cannot hold a NUL character; type it again")
+    if str(text).startswith(("http://", "https://", "http:/", "https:/")):
+        raise ValueError(f"{text} is an address of the network: download what is there, and open that file")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

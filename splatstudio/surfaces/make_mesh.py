@@ -105,7 +105,7 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
 
     `on_progress` gets how many views of all are done, and what is done now. Of several `ranks` this is rank
     0, and the others call `help_with_mesh`. Raises ValueError for a model, a scene or options that cannot be
-    used, OSError where a file cannot be written, and MemoryError.
+    used, and where a file cannot be written, and MemoryError.
     """
     for file in task.files:
         refuse_unwritable(file)
@@ -130,6 +130,13 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
         write_json_durably(report, made.report.values)
         write_mesh(task.output, made.mesh, z_up=task.upright)
         put_in_place(report, task.report_file)
+    except OSError as error:
+        earlier = ", and the earlier file is as it was" if task.output.exists() else ""
+        why = error.strerror or error
+        raise ValueError(
+            f"{task.output} cannot be written: {why}; nothing of it was kept{earlier}. Make room there, or"
+            " name another place"
+        ) from error
     finally:
         report.unlink(missing_ok=True)
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)

@@ -83,6 +83,7 @@ def test_what_the_studio_opens_is_taken(names: list[str], name: str, is_file: bo
         ([["a.ply", -1]], "plain name"),
         ([["a.ply", True]], "damaged"),
         ([["a.ply"]], "damaged"),
+        ([["a.jpg", 1], ["b.jpg", 1], ["a.jpg", 2]], "Two of the files are called a.jpg"),
         *(
             ([[name, 1]], "plain name")
             for name in (

@@ -74,6 +74,13 @@ def test_poses_of_photos_in_an_archive_outlive_what_becomes_of_it(tmp_path: Path
     assert [file.name for file in folder.parent.iterdir()] == ["a.zip"]
 
 
+def test_who_may_read_the_folder_may_read_what_is_unpacked_there(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"photos/a.png": b"1"})
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    assert unpacked(path).stat().st_mode == beside.stat().st_mode
+
+
 @pytest.mark.parametrize("breaks_at", range(1, 5))
 def test_whatever_fails_while_an_archive_is_unpacked_again_costs_no_poses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks_at: int

@@ -267,7 +267,7 @@ def test_an_earlier_mesh_stays_where_the_report_of_the_next_has_no_room(
 
     with monkeypatch.context() as patched:
         patched.setattr(make_mesh, "write_json_durably", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(ValueError, match="No space left on device; nothing of it was kept, and the earlier"):
             ss.mesh(run, file, resolution=32)
     report.unlink()
     report.mkdir()

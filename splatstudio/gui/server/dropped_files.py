@@ -62,6 +62,11 @@ def checked(told: object) -> DroppedFiles:
             f"{size(total)} are more than the {size(MOST_BYTES)} that can be copied here: put them on the"
             " machine that runs splatstudio, and browse to them."
         )
+    seen: set[PurePosixPath] = set()
+    for place, _ in files:
+        if place in seen:
+            raise ValueError(f"Two of the files are called {place}: drop the folder above their folders.")
+        seen.add(place)
     tops = {place.parts[0] for place, _ in files}
     loose = [place.name for place, _ in files if len(place.parts) == 1]
     if len(loose) == 1 == len(files) and kind_of_file(loose[0]) is not None:

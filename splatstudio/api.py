@@ -14,7 +14,7 @@ import torch
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, known_photos, newest_or_why
-from splatstudio.error_text import reason
+from splatstudio.error_text import reason, shown
 from splatstudio.files.run import Run, newest_step, refuse_gone_on
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
@@ -60,6 +60,8 @@ def train(
     at Ctrl-C, the training is saved in its run and ends. Raises ValueError for a scene, a run or a setting
     that cannot be used.
     """
+    if config is not None and not isinstance(config, TrainConfig):
+        raise ValueError(f"config is to be a TrainConfig, not {shown(config)}; settings go by name, steps=9")
     if max_splats is not None:
         settings["densify__max_gaussians"] = max_splats
     if (dtype := torch.get_default_dtype()) != torch.float32:
@@ -223,8 +225,9 @@ def mesh(
     try:
         chosen = MeshOptions(**options)
     except TypeError as error:
-        names = ", ".join(field.name for field in fields(MeshOptions))
-        raise ValueError(f"a mesh has the options {names}, not all of {', '.join(options)}") from error
+        names = [field.name for field in fields(MeshOptions)]
+        wrong = next((name for name in options if name not in names), "")
+        raise ValueError(f"a mesh has no option {wrong}; its options are {', '.join(names)}") from error
     place = None if scene is None else typed_path(scene)
     task = MeshTask(typed_path(run), typed_path(output), chosen, place, upright=upright)
     return mesh_of_task(task, on_progress).report
@@ -277,4 +280,6 @@ def render(model: Model, camera: Camera) -> np.ndarray:
 
     For gradients and depth use `splatstudio.rendering.render.render`, which works on tensors.
     """
+    if not isinstance(model, Model) or not isinstance(camera, Camera):
+        raise ValueError("render draws a Model (load_model) from a Camera, as scene.cameras are")
     return render_image(model.gaussians, camera, model.options)

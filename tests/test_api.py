@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from splatstudio.settings.presets import PRESETS
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
+WRONG: Any = "2"
+NOTHING: Any = None
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 
 
@@ -203,6 +207,25 @@ def test_a_step_that_cannot_be_saved_is_told_and_the_model_comes_back(
     monkeypatch.setattr(saver, "save_checkpoint", full)
     model = ss.train(scene, steps=3, run_dir=tmp_path / "run")
     assert model.step == 3 and "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: ss.train(DEMO, optim=5), "optim is a group of settings: name one of it, means_lr"),
+        (lambda: ss.train(DEMO, config=WRONG), "config is to be a TrainConfig, not '2'"),
+        (lambda: ss.load_scene(DEMO, downscale=WRONG), "downscale is '2', but must be a whole number"),
+        (lambda: ss.mesh("a", "a.ply", resolutio=64), "a mesh has no option resolutio; its options are"),
+        (lambda: ss.mesh("a", "a.ply", resolution="x"), "resolution must be a number, not 'x'"),
+        (lambda: ss.train(NOTHING), "the path of a file or folder, not None"),
+        (lambda: ss.load_model("nowhere"), "nowhere does not exist; name a file of splats"),
+        (lambda: ss.load_model("https://a.org/b.ply"), "an address of the network: download"),
+        (lambda: ss.render(WRONG, NOTHING), "render draws a Model"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_sentence(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        call()
 
 
 def test_importing_the_package_is_cheap() -> None:

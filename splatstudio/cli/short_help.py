@@ -78,7 +78,7 @@ def short_help(name: str, command: Callable[..., object], width: int) -> str:
     told = [
         " ".join(["usage: splatstudio", name, *alone, "[OPTIONS]"]),
         "",
-        textwrap.fill((command.__doc__ or "").splitlines()[0], width),
+        textwrap.fill((command.__doc__ or "").partition("\n")[0], width),
         "",
         *_lines(rows, width),
         "\npresets:",

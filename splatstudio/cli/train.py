@@ -515,8 +515,10 @@ class _Attendance:
     def _conclude(self, end: messages.Event | None, request: StopRequest) -> CommandResult:
         if isinstance(end, messages.Failed):
             if end.expected:
-                raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
-            sentence = f"{end.cause} {self._on_disk()} The log is {end.log_path}."
+                raise ValueError(f"{end.cause} {self._on_disk()}" if self._went_on else end.cause)
+            kept = "What the run had saved before is as it was."
+            kept = self._on_disk() if self._went_on or not self._first else kept
+            sentence = f"{end.cause} {kept} The log is {end.log_path}."
             print_error(sentence)
             return failed(sentence, 1)
         if not isinstance(end, messages.Finished):
@@ -537,6 +539,10 @@ class _Attendance:
             console.print(stopped_sentence(self._flat))
         console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
         return self._result(0 if stops else request.exit_code, end.step, stopped=not stops)
+
+    @property
+    def _went_on(self) -> bool:
+        return self._client.step > self._first
 
     def _seconds(self) -> float:
         return max(time.monotonic() - (self._started or time.monotonic()), 1e-9)

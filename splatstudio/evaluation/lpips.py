@@ -209,6 +209,12 @@ def fetch_lpips(name: str) -> None:
         digits = _digits(file) if file == network.backbone else None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{folder} cannot be made: {error.strerror or error}; let XDG_CACHE_HOME name a folder that"
+                " can be written"
+            ) from error
+        try:
             torch.hub.download_url_to_file(url + file, str(folder / file), hash_prefix=digits, progress=False)
         except (OSError, RuntimeError) as error:
             raise ValueError(

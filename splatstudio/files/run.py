@@ -65,7 +65,10 @@ class Run:
         except OSError as error:
             raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
         if taken:
-            raise ValueError(f"the run folder {path} is not empty: resume it (--resume), or name another one")
+            raise ValueError(
+                f"the run folder {path} is not empty: resume it (--resume, in Python resume=True), or name"
+                " another one"
+            )
         run = cls(path, scene_path, config)
         try:
             run.write()

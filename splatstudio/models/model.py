@@ -19,6 +19,7 @@ from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
+from splatstudio.error_text import shown
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run, is_checkpoint
 from splatstudio.formats import Format, format_of, read_splats
@@ -90,6 +91,8 @@ class Model:
 
         `on_image` gets each score and its render [H, W, 3] as soon as they are there.
         """
+        if not isinstance(scene, Scene):
+            raise ValueError(f"evaluate compares with a Scene, as load_scene returns it, not {shown(scene)}")
         gaussians = self.in_frame_of(scene).gaussians
         evaluation = evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
         if self.part is not None:

@@ -110,7 +110,7 @@ def load_scene(
     """
     most = int(declaration(TrainConfig, "downscale").high or 1)
     if downscale not in range(1, most + 1):
-        raise ValueError(f"downscale is {downscale}, but must be a whole number from 1 to {most}")
+        raise ValueError(f"downscale is {downscale!r}, but must be a whole number from 1 to {most}")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()

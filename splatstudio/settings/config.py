@@ -218,8 +218,11 @@ def declaration(cls: type, path: str) -> Setting:
     for group in groups:
         cls = typing.get_type_hints(cls).get(group, object) if is_dataclass(cls) else object
     declared = {f.name: f for f in fields(cls)}.get(name) if is_dataclass(cls) else None
-    if declared is None or "setting" not in declared.metadata:
+    if declared is None:
         raise ValueError(f"unknown setting {path!r:.60}")
+    if "setting" not in declared.metadata:
+        names = ", ".join(f.name for f in fields(typing.get_type_hints(cls)[name]))
+        raise ValueError(f"{path} is a group of settings: name one of it, {names}")
     return declared.metadata["setting"]
 
 

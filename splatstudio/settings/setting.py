@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from splatstudio.error_text import shown
+
 T = TypeVar("T")
 
 
@@ -116,6 +118,8 @@ def typed_path(text: str | Path) -> Path:
 
     Raises ValueError with one sentence where no such folder is known, or where no file can be called that.
     """
+    if not isinstance(text, (str, os.PathLike)):
+        raise ValueError(f"this is to be the path of a file or folder, not {shown(text)}")
     if "\0" in str(text):
         raise ValueError("a path cannot hold a NUL character; type it again")
     if str(text).startswith(("http://", "https://", "http:/", "https:/")):

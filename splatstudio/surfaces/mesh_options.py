@@ -57,6 +57,10 @@ class MeshOptions:
 
     def check(self) -> None:
         """Raise ValueError for a number that cannot be."""
+        for name in ("voxel_size", "resolution", "triangles", "smoothing", "min_island", "texture"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise ValueError(f"--{name.replace('_', '-')} must be a number, not {value!r:.60}")
         if self.voxel_size is not None and not 0 < self.voxel_size < float("inf"):
             raise ValueError(f"--voxel-size must be a length above 0, not {self.voxel_size}")
         if not 8 <= self.resolution <= 8192:

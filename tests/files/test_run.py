@@ -30,7 +30,7 @@ def test_a_created_run_opens_again(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_with_something_in_it_is_not_taken(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not empty: resume it \(--resume\), or name another"):
+    with pytest.raises(ValueError, match=r"is not empty: resume it \(--resume, in Python resume=True\)"):
         Run.create(run.path, tmp_path, TrainConfig())
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be made"):

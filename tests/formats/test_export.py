@@ -97,7 +97,8 @@ def test_coordinates_that_are_too_large_for_the_details_are_told(tmp_path: Path)
         (note,) = write_model(there, tmp_path / f"a{ending}").notes
         assert re.fullmatch(
             r"The coordinates are as large as (3,999|4,000),\d+, which files keep in steps of 0\.25, and a"
-            r" splat has a size of [\d.]+: with --upright \(in the studio: Align upright\) no detail is lost\.",
+            r" splat has a size of [\d.]+:"
+            r" with --upright \(in the studio: Align upright\) no detail is lost\.",
             note,
         )
     alone = Model(transformed(model(60), np.linalg.inv(FAR_AWAY)))

@@ -384,10 +384,7 @@ def _why_not_resumed(run_dir: Path, why: str, else_do: str) -> str:
     """Return the sentence on a run without a good checkpoint: what is there and unusable may yet be saved."""
     if not why:
         return f"{run_dir} has no checkpoint to resume from: {else_do}"
-    return (
-        f"no checkpoint of {run_dir} can be used, and nothing was changed: {why}. Restore one from a copy, or"
-        " start a new run"
-    )
+    return f"no checkpoint of {run_dir} can be used, and nothing was changed: {why}. Mend that, or begin anew"
 
 
 def _take_over(run_dir: Path) -> None:

@@ -359,9 +359,8 @@ def lock_holder(run_dir: Path) -> Holder | None:
 class RunLock:
     """Holds `lock` in a run folder until `release`, or until the process ends.
 
-    `left_by` is the process that had it and ended without releasing it, None in the usual case. `waited` is
-    whether another one had it and let it go only now. `held` is False on a disk that knows no locks: then
-    nothing keeps a second process out.
+    `left_by` is the process that had it and ended without releasing it, None in the usual case. `held` is
+    False on a disk that knows no locks: then nothing keeps a second process out.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -371,7 +370,7 @@ class RunLock:
         folder cannot be written.
         """
         self.path = Path(run_dir) / "lock"
-        descriptor, self.held, self.waited = _locked(self.path)
+        descriptor, self.held = _locked(self.path)
         self.left_by = _holder(content(descriptor, MOST_BYTES)) if self.held else None
         # A lock that nobody points to any more is let go with its descriptor.
         self._finalizer = weakref.finalize(self, _let_go, self.path, descriptor, os.getpid())
@@ -390,9 +389,8 @@ class RunLock:
         self._finalizer()
 
 
-def _locked(path: Path) -> tuple[int, bool, bool]:
-    """Return a descriptor of the lock file at `path`, whether it is locked, and whether it had to wait."""
-    waited = False
+def _locked(path: Path) -> tuple[int, bool]:
+    """Return a descriptor of the lock file at `path`, and whether it is locked."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         descriptor = open_output(path, os.O_RDWR)
@@ -400,12 +398,11 @@ def _locked(path: Path) -> tuple[int, bool, bool]:
             take_lock(descriptor)
             # Between opening and locking its holder may have removed the file: then it locks nothing.
             if _is_at(descriptor, path):
-                return descriptor, True, waited
+                return descriptor, True
         except BlockingIOError as error:
             holder = _holder(content(descriptor, MOST_BYTES)) or "another process"
             os.close(descriptor)
             if time.monotonic() < deadline:
-                waited = True
                 time.sleep(0.05)
                 continue
             raise ValueError(
@@ -413,7 +410,7 @@ def _locked(path: Path) -> tuple[int, bool, bool]:
             ) from error
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_LOCKS:
-                return descriptor, False, waited
+                return descriptor, False
             os.close(descriptor)
             raise
         os.close(descriptor)

@@ -20,7 +20,7 @@ from splatstudio.formats.model_arrays import SplatFile
 from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
-from splatstudio.formats.spz import GZIP, MAGIC, read_spz, sizes_beyond_spz, write_spz
+from splatstudio.formats.spz import GZIP, MAGIC, beyond_spz, read_spz, write_spz
 from splatstudio.formats.torch_file import (
     is_gsplat_checkpoint,
     is_inria_checkpoint,
@@ -140,7 +140,7 @@ FORMATS = (
         read=read_spz,
         write=lambda path, model, extras: write_spz(path, model, antialiased=extras.antialiased),
         tells_antialiased=True,
-        rounds=sizes_beyond_spz,
+        rounds=beyond_spz,
     ),
     Format(
         name="SOG",

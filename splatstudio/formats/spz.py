@@ -68,6 +68,10 @@ LARGER = (
     "{0:,} of the {1:,} splats are larger than {3:.0f}, the most that SPZ can hold: they are written as large"
     " as that. If the scene is in very small units, choose --upright (in the studio: Align upright)."
 )
+NEARER = (
+    "{:,} of the {:,} splats lie too far out for SPZ: they are written nearer, and smaller by as much:"
+    " from the middle of the model it looks the same. Other formats keep their places."
+)
 FEW_BEYOND = 0.01  # of all splats: so few are not seen
 FARTHEST = 2**23 - 1  # of a 24-bit number
 NEAR = 256.0  # times the extent of most splats: what lies farther out need not keep its place
@@ -96,7 +100,10 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
-    grid = _grid_of(path, model.means)
+    try:
+        grid = _grid_of(model.means)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from error
     num, num_shn = len(model), model.shN.shape[1]
     packed = _Packed(
         grid.bits,
@@ -124,8 +131,8 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
 
 
-def sizes_beyond_spz(gaussians: Gaussians) -> list[str]:
-    """Return a sentence where splats have sizes for which SPZ has no number, else nothing."""
+def beyond_spz(gaussians: Gaussians) -> list[str]:
+    """Return a sentence on each kind of sizes and places for which SPZ has no number, if there are any."""
     low, high = -LOG_SCALE_SHIFT, 255 / LOG_SCALE_STEPS - LOG_SCALE_SHIFT
     scales = gaussians.scales.detach()
     sentences = []
@@ -133,6 +140,10 @@ def sizes_beyond_spz(gaussians: Gaussians) -> list[str]:
         num = int(beyond.any(dim=1).sum())
         if num > FEW_BEYOND * len(gaussians):
             sentences.append(text.format(num, len(gaussians), math.exp(low), math.exp(high)))
+    means = gaussians.means.detach().cpu().numpy()
+    moved = int((np.abs(means).max(axis=1) > _grid_of(means).limit).sum()) if len(means) else 0
+    if moved > FEW_BEYOND * len(means):
+        sentences.append(NEARER.format(moved, len(means)))
     return sentences
 
 
@@ -176,22 +187,20 @@ class _Grid:
         return replace(model, means=self.center + nearer * offset, scales=model.scales + np.log(nearer))
 
 
-def _grid_of(path: Path, means: np.ndarray) -> _Grid:
+def _grid_of(means: np.ndarray) -> _Grid:
     """Return the grid of a model: its step follows most Gaussians' extent, as scenes have any scale.
 
     Of 24 bits 12 lie behind the point, as usual, in a scene of 4 units. A few splats far away must not make
-    it coarse: they need not fit.
+    it coarse: they need not fit. Raises ValueError for a model too far from the origin.
     """
     sample = means[:: max(1, len(means) // 100_000)].astype(np.float64)
     center = np.median(sample, axis=0)
     extent = max(float(np.quantile(np.abs(sample - center), 0.9)), 1e-6)
     reach = float(np.abs(center).max()) + min(NEAR * extent, float(np.abs(means - center).max()))
-    if not reach < FARTHEST:
-        raise ValueError(
-            f"{path} cannot be written: SPZ holds coordinates up to {FARTHEST}, one is {reach:g}"
-        )
+    if not reach < FARTHEST - 1:
+        raise ValueError(f"SPZ holds coordinates up to {FARTHEST}, one is {reach:g}")
     wanted = 14 - math.floor(math.log2(extent))
-    possible = math.floor(math.log2(FARTHEST / max(reach, 1e-6)))
+    possible = math.floor(math.log2((FARTHEST - 1) / max(reach, 1e-6)))
     bits = max(0, min(wanted, possible, 24))
     return _Grid(bits, center, math.ldexp(FARTHEST - 1, -bits))
 

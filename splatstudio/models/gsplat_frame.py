@@ -29,12 +29,13 @@ def frame_of_gsplat(model: ColmapModel, means: np.ndarray) -> np.ndarray | None:
     --no-normalize-world-space do, and where they lie at the points of `model` in neither.
     """
     finite = means[np.isfinite(means).all(axis=1)]
-    if len(model.points) < FEWEST_POINTS or len(finite) < FEWEST_POINTS:
+    points = np.asarray(model.points, np.float64)
+    points = points[np.isfinite(points).all(axis=1)]
+    if min(len(points), len(finite)) < FEWEST_POINTS or not model.images:
         return None
     from scipy.spatial import KDTree  # takes a third of a second to load
 
     tree = KDTree(finite[:: math.ceil(len(finite) / MOST_SPLATS)])
-    points = np.asarray(model.points, np.float64)
     size = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
     sample = points[:: math.ceil(len(points) / MOST_POINTS)]
 
@@ -44,6 +45,8 @@ def frame_of_gsplat(model: ColmapModel, means: np.ndarray) -> np.ndarray | None:
         moved = sample @ frame[:3, :3].T + frame[:3, 3]
         return float(np.median(tree.query(moved)[0])) / (scale * size)
 
+    if not size > 0.0:
+        return None
     frames = possible_frames(np.stack([image.viewmat for image in model.images]), points)
     if not frames:
         return None
@@ -54,8 +57,8 @@ def frame_of_gsplat(model: ColmapModel, means: np.ndarray) -> np.ndarray | None:
 def possible_frames(viewmats: np.ndarray, points: np.ndarray) -> list[np.ndarray]:
     """Return the four frames [4, 4] that gsplat may have trained in, by the signs of the principal axes.
 
-    `viewmats` [C, 4, 4] are world to camera (OpenCV), `points` [P, 3] all of COLMAP's. There is none where
-    gsplat mirrors the world, as it does with cameras whose mean up is exactly +y.
+    `viewmats` [C, 4, 4] are world to camera (OpenCV), `points` [P, 3] all of COLMAP's. There is none for
+    cameras at one point or upright in every way, nor where gsplat mirrors the world: where up is exactly +y.
     """
     first = _upright(viewmats)
     if first is None:
@@ -79,7 +82,9 @@ def _upright(viewmats: np.ndarray) -> np.ndarray | None:
     rotations = viewmats[:, :3, :3]  # rows: right, down and forward in the world
     positions = -np.einsum("cji,cj->ci", rotations, viewmats[:, :3, 3])
     up, to = -rotations[:, 1].mean(axis=0), np.array([0.0, -1.0, 0.0])
-    up /= np.linalg.norm(up)
+    if not (length := float(np.linalg.norm(up))) > 1e-9:
+        return None  # they stand every way
+    up /= length
     cosine, cross = float(up @ to), np.cross(up, to)
     if cosine <= -1.0:
         return None
@@ -89,7 +94,10 @@ def _upright(viewmats: np.ndarray) -> np.ndarray | None:
     # Where each camera's axis comes nearest to the origin.
     nearest = positions - np.sum(positions * forward, axis=1, keepdims=True) * forward
     shift = -np.median(nearest, axis=0)
-    scale = 1.0 / float(np.median(np.linalg.norm(positions + shift, axis=1)))
+    distance = float(np.median(np.linalg.norm(positions + shift, axis=1)))
+    if not distance > 1e-9 * max(1.0, float(np.abs(positions).max())):
+        return None  # they stand at one point
+    scale = 1.0 / distance
     frame = np.eye(4)
     frame[:3, :3], frame[:3, 3] = scale * turn, scale * shift
     return frame

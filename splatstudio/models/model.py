@@ -77,7 +77,7 @@ class Model:
 
     def _saved(self, path: str | Path, form: Format | None) -> Path:
         exported = write_model(self, typed_path(path), form=form)
-        for note in exported.notes:
+        for note in (*self.notes, *exported.notes):
             log.warning("%s", note)
         return exported.output
 

@@ -105,8 +105,10 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
 
 def _is_told(error: Exception) -> bool:
     """Return whether an error is a sentence of this package on what its user gave."""
-    place = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, ValueError) and Path(place).is_relative_to(Path(__file__).parents[1])
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    is_raised = (last.line or "").startswith("raise ")  # not by what the line calls
+    ours = Path(last.filename).is_relative_to(Path(__file__).parents[1])
+    return isinstance(error, ValueError) and is_raised and ours
 
 
 def _raise(error: BaseException | None) -> None:

@@ -123,7 +123,8 @@ def typed_path(text: str | Path) -> Path:
     if "\0" in str(text):
         raise ValueError("a path cannot hold a NUL character; type it again")
     if str(text).startswith(("http://", "https://", "http:/", "https:/")):
-        raise ValueError(f"{text} is an address of the network: download what is there, and open that file")
+        address = re.sub(":/+", "://", str(text), count=1)  # a path has lost a slash of it
+        raise ValueError(f"{address} is an address of the network: download what is there, and open that")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

@@ -68,7 +68,7 @@ ELSEWHERE = (
 )
 NOTHING_SEEN = (
     "no view sees a surface: the model is empty or transparent where the cameras look; train it longer,"
-    " or name the scene that it was trained on with --scene FOLDER, if it is another one"
+    " or open it with the scene that it was trained on, if that is another one"
 )
 NOTHING_SEEN_ALONE = "no view sees a surface: the model is empty or transparent; train it longer"
 NO_SCENE = (
@@ -125,21 +125,31 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
     )
     on_progress(0, 0, f"writing {task.output.name}")
     # Where the report has no room, or who waits cancels, an earlier mesh and its report stay.
-    report = partial_path(task.report_file)
+    report, before = partial_path(task.report_file), _identity(task.output)
     try:
         write_json_durably(report, made.report.values)
         write_mesh(task.output, made.mesh, z_up=task.upright)
         put_in_place(report, task.report_file)
     except OSError as error:
-        earlier = ", and the earlier file is as it was" if task.output.exists() else ""
+        kept = "nothing of it was kept" + ("" if before is None else ", and the earlier file is as it was")
+        if _identity(task.output) != before:
+            kept = "it is there, but not all that belongs to it"
         why = error.strerror or error
         raise ValueError(
-            f"{task.output} cannot be written: {why}; nothing of it was kept{earlier}. Make room there, or"
-            " name another place"
+            f"{task.output} cannot be written: {why}; {kept}. Make room there, or name another place"
         ) from error
     finally:
         report.unlink(missing_ok=True)
     return WrittenMesh(task.output, task.report_file, made.report, made.shown)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is replaced, None where there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def help_with_mesh(task: MeshTask, ranks: Ranks) -> None:

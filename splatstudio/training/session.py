@@ -20,7 +20,7 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.error_text import reason
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate
 from splatstudio.files.outputs import make_folder, refuse_leading_out
-from splatstudio.files.run import Run, RunLock, refuse_gone_on
+from splatstudio.files.run import Run, RunLock, newest_step, refuse_gone_on
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.plateau_curve import Score
 from splatstudio.training.figures import Figures
@@ -111,13 +111,13 @@ class Session:
         self.run = run
         for folder in ("ckpts", "eval", "logs"):  # now, and not when hours of training cannot be saved
             refuse_leading_out(run.path / folder)
+        known = newest_step(run.path)
         self._lock = RunLock(run.path)
-        if self._lock.waited:  # what the trainer has read may be behind what was saved since
-            try:
-                refuse_gone_on(run.path, trainer.step)
-            except ValueError:
-                self._lock.release()
-                raise
+        try:  # who had the lock until now may have saved a later step than the trainer has read
+            refuse_gone_on(run.path, known)
+        except ValueError:
+            self._lock.release()
+            raise
         self._lost_note = _set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
         self._evaluator = evaluator or partial(evaluate_training, trainer)

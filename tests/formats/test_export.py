@@ -136,6 +136,26 @@ def test_a_few_splats_far_away_do_not_make_spz_coarse(tmp_path: Path) -> None:
     assert float((read.scales[:4] - expected).abs().max()) <= 0.51 / 16.0
 
 
+@pytest.mark.parametrize("place", [-1.99999964, 2.0 - 2.0**-23, 511.9999, 8_000_000.0])
+def test_spz_places_what_lies_at_the_edge_of_its_numbers(tmp_path: Path, place: float) -> None:
+    one = model(1)
+    one = replace(one, means=torch.full((1, 3), place))
+    write_model(Model(one), tmp_path / "a.spz")
+    read = read_splats(tmp_path / "a.spz").gaussians
+    assert float((read.means - place).abs().max()) <= 2.0 ** -read_bits(tmp_path / "a.spz")
+
+
+def test_spz_tells_where_many_lie_too_far_out(tmp_path: Path) -> None:
+    means = 0.001 * model(1000).means
+    means[:50] *= 5e3
+    (note,) = (
+        n
+        for n in write_model(Model(replace(model(1000), means=means)), tmp_path / "a.spz").notes
+        if "far" in n
+    )
+    assert "lie too far out for SPZ: they are written nearer, and smaller" in note
+
+
 def read_bits(path: Path) -> int:
     """Return how many bits of a coordinate lie behind the point."""
     return gzip.decompress(path.read_bytes())[13]

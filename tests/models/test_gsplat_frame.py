@@ -81,6 +81,25 @@ def test_where_gsplat_mirrors_the_world_nothing_is_turned() -> None:
     assert frame_of_gsplat(turned, moved(splats_near(scene.points), OF_GSPLAT)) is None
 
 
+@pytest.mark.parametrize("kind", ["one point", "every way", "no photos", "points at one place", "NaN"])
+def test_a_scene_that_has_no_such_frame_is_no_error(kind: str) -> None:
+    scene, splats = capture(), moved(splats_near(capture().points), OF_GSPLAT)
+    poses = [image.viewmat.copy() for image in scene.images]
+    if kind == "one point":
+        for pose in poses:
+            pose[:3, 3] = 0.0
+    if kind == "every way":
+        poses = [np.diag([1.0, sign, sign, 1.0]) for sign in (1.0, -1.0)]
+    images = [ColmapImage(str(k), 1, pose) for k, pose in enumerate(poses)]
+    scene = replace(scene, images=[] if kind == "no photos" else images)
+    if kind == "points at one place":
+        scene = replace(scene, points=np.ones((200, 3)))
+    if kind == "NaN":
+        scene = replace(scene, points=np.where(np.arange(200)[:, None] == 7, np.nan, scene.points))
+    found = frame_of_gsplat(scene, splats)
+    assert (found is not None) == (kind == "NaN")
+
+
 def test_splats_that_lie_at_the_points_already_or_nowhere_near_stay() -> None:
     scene = capture()
     assert frame_of_gsplat(scene, splats_near(scene.points)) is None

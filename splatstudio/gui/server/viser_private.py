@@ -137,9 +137,14 @@ def tell_halves(client: viser.ClientHandle, halves: dict[str, Any] | None) -> No
     client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
 
 
-def tell_framing(client: viser.ClientHandle, aspect: float | None) -> None:
-    """Tell a browser's page the width over the height of the video whose path it looks along, None: none."""
-    source = f"window.splatstudioFraming = {json.dumps(aspect)};"
+def tell_framing(client: viser.ClientHandle, aspect: float | None, seconds: float | None = None) -> None:
+    """Tell a browser's page the width over the height of the video whose path it looks along, None: none.
+
+    It shows that for some seconds, None: until it is told otherwise.
+    """
+    until = "null" if seconds is None else f"performance.now() + {1000.0 * seconds}"
+    told = "null" if aspect is None else f"{{aspect: {json.dumps(aspect)}, until: {until}}}"
+    source = f"window.splatstudioFraming = {told};"
     client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))
 
 

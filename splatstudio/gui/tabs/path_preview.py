@@ -17,6 +17,7 @@ from splatstudio.gui.state.viewpoint import fly_to
 
 PLAY, STOP = "Play", "Stop"
 STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
+LOOK_SECONDS = 4.0  # for which a place on the path is shown as the video will show it
 # What is put back after a preview, in this order: who looks at a point turns to it.
 VIEW = ("fov", "up_direction", "position", "look_at")
 
@@ -57,7 +58,7 @@ class PathPreviews:
     def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
         """Move this browser to a second of the path, and leave it there."""
         self.stop(client)
-        tell_framing(client, path.width / path.height)
+        tell_framing(client, path.width / path.height, LOOK_SECONDS)
         fly_to(client, path.camera_at(seconds), self._distance)
 
     def close(self) -> None:

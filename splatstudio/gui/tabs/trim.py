@@ -102,6 +102,7 @@ class TrimSection(Panel):
     def surround(self, center: np.ndarray, radius: float) -> None:
         """Lay the box around a model, unless somebody has laid it already; the fields follow its size."""
         self._model = center, radius
+        self._counted = KEEP_ALL, 0
         self._lay(center, radius)
 
     def _lay(self, center: np.ndarray, radius: float) -> None:
@@ -159,6 +160,8 @@ class TrimSection(Panel):
         if self._counted != (trim, num):
             self._counted = trim, num
             self._say()
+            if trim == self.trim and not trim.keeps_all:
+                self.page.changed(None)
 
     def _refused(self, sentence: str) -> None:
         self._not_kept = sentence

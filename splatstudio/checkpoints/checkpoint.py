@@ -371,13 +371,13 @@ def newest_or_why(run_dir: Path) -> tuple[Path | None, str]:
     return newest, ""
 
 
-def newest_known_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
+def newest_known_checkpoint(run_dir: Path) -> Path | None:
     """Return the same, but do not read a checkpoint again while no file of it changes that was found good.
 
     For what a page asks over and over, at a second or more for each gigabyte; not for what is then loaded: a
-    disk may fail without telling of a change.
+    disk may fail without telling of a change. Nor is told what is passed over: who opens the run does.
     """
-    return _newest(run_dir, report, _verify_unless_known)
+    return _newest(run_dir, lambda _: None, _verify_unless_known)
 
 
 def _newest(run_dir: Path, report: Callable[[str], None], verify: Callable[[Path], object]) -> Path | None:

@@ -73,6 +73,16 @@ class Format:
         return self.bytes_once + round(num_gaussians * self.bytes_each[sh_degree])
 
 
+def refuse_write_only(path: Path) -> None:
+    """Raise ValueError for a file of a format that cannot be read."""
+    form = format_of(path) if path.is_file() else None
+    if form is not None and form.read is None:
+        raise ValueError(
+            f"{path} cannot be read: {form.name} is a format that is only written; name the run or the file"
+            " that it was made from"
+        )
+
+
 def _read_ply(path: Path) -> SplatFile:
     """Return the content of a PLY of either kind."""
     try:
@@ -281,11 +291,8 @@ def read_splats(path: Path | str) -> SplatFile:
     if (reader is None and (form is None or form.read)) or reader is _read_zip:
         _refuse_other_kinds(path)
     reader = reader or (form.read if form else None)
-    if reader is None and form is not None:
-        raise ValueError(
-            f"{path} cannot be read: {form.name} is a format that is only written; name the run or the file"
-            " that it was made from"
-        )
+    if reader is None:
+        refuse_write_only(path)
     if reader is None:
         endings = ", ".join(ending for form in FORMATS if form.read for ending in form.endings)
         raise ValueError(f"{path} is no model that can be read; files are known by the endings {endings}")

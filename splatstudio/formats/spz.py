@@ -62,7 +62,7 @@ EMPTY_LAST_BLOCK = b"\x03\x00"  # of deflate
 LOG_SCALE_STEPS, LOG_SCALE_SHIFT = 16.0, 10.0  # a size is its logarithm in a byte
 SMALLER = (
     "{0:,} of the {1:,} splats are thinner than {2:.1g}, the least that SPZ can hold: they are written as"
-    " thin as that. If the scene is in very large units, choose --upright (in the studio: Align upright)."
+    " thin as that."
 )
 LARGER = (
     "{0:,} of the {1:,} splats are larger than {3:.0f}, the most that SPZ can hold: they are written as large"

@@ -141,10 +141,6 @@ def evaluate_task(
     return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
 
 
-def _told_already(sentence: str) -> None:
-    """Say nothing: the model that is evaluated has a note on what was passed over."""
-
-
 def _is_of_gsplat(path: Path) -> bool:
     """Return whether a model, or the newest in a folder of another program, is one of gsplat's trainer."""
     other = output_in(path)
@@ -182,7 +178,7 @@ def _keep(
         gone = f"of the photos that its training held out {first_of(lost, 3)} is gone"
         return None, [f"not written into {run}: {gone}"]
     before = scored_at(run, step).get("psnr")
-    if _is_another(scene, newest_known_checkpoint(run, _told_already), evaluation.psnr, before):
+    if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr, before):
         return None, [ANOTHER_SCENE.format(scene.path), f"not written into {run}"]
     try:
         file = write_evaluation(run, step, evaluation)
@@ -197,7 +193,7 @@ def _checkpoint_of(model: Path) -> Path | None:
     run = run_folder_of(model)
     # Of all models of a run the newest: what has joined after an older one is judged alike.
     if run is not None:
-        return newest_known_checkpoint(run, _told_already)
+        return newest_known_checkpoint(run)
     return model.parent if SHARD_NAME.fullmatch(model.name) else model
 
 

@@ -14,6 +14,7 @@ from shlex import quote
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.operating_system import free_memory
@@ -52,6 +53,7 @@ KNOWN = (
 )
 
 MASK_FOLDERS = frozenset({"masks", "mask"})
+MOST_RUNS = 5  # that are named
 LONGEST_DISTORTED = 2**15 - 1  # px; OpenCV counts in 16 bits there
 # Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
 READERS: Mapping[str, Callable[[Path], PosedFrames]] = {
@@ -266,6 +268,11 @@ def _nothing_found(folder: Path) -> ValueError:
                 f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
                 "found nothing; run it again"
             )
+    if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
+        return ValueError(
+            f"{folder} holds no scene but runs ({first_of(runs, MOST_RUNS)}): name one of them;"
+            f" splatstudio info {quote(str(folder))} lists them"
+        )
     holds, num_photos = _photos_below(folder)
     if num_photos:
         photos = "1 photo" if num_photos == 1 else f"{num_photos} photos"

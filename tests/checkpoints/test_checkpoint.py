@@ -262,7 +262,7 @@ def test_a_page_reads_a_checkpoint_that_was_found_good_again_only_when_it_change
     times = (folder / RANK).stat()
     _flip_a_bit(folder)
     os.utime(folder / RANK, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert newest_known_checkpoint(tmp_path, lambda _: None) is None and len(read) == 6
+    assert newest_known_checkpoint(tmp_path) is None and len(read) == 6
     folder = save_checkpoint(tmp_path, example())
     assert newest_known_checkpoint(tmp_path) == folder and len(read) == 7
 

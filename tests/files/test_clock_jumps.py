@@ -48,5 +48,5 @@ def test_what_is_in_use_or_damaged_is_known_at_any_hour(
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert newest_known_checkpoint(tmp_path, lambda _: None) is None
+    assert newest_known_checkpoint(tmp_path) is None
     os.close(held)

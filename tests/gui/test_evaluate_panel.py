@@ -105,6 +105,14 @@ def test_scores_stay_in_sight_until_the_newest_model_has_its_own(
     panel._list.scan()
     panel._list._pick(1, cast(Any, None))
     assert "This model is not evaluated yet." in shown.content
+    # Nor do scores stay of a model that is no longer listed, and a folder that is none is told.
+    panel._list._pick(0, cast(Any, None))
+    panel.refresh()
+    assert f"{evaluation.psnr:.2f} dB" in shown.content
+    panel._list._root.value = str(run / "nowhere")
+    panel._list._look_elsewhere()
+    panel.refresh()
+    assert "dB" not in shown.content and panel._list._refused == str(run / "nowhere")
 
 
 def test_scores_that_come_after_another_model_was_chosen_say_whose_they_are(

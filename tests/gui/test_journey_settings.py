@@ -143,11 +143,11 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     """Choose a preset, sizes and what is in the capture, train, and return the run, which has all of that."""
     screen.tab("Train")
     # The steps of this page were asked for.
-    assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps, sh_degree."
+    assert screen.text("preset") == f"{PRESETS['default'].description} Changed: Steps, SH degree."
     screen.choose("Preset", "preview")
     description = re.escape(PRESETS["preview"].description)
     described = re.compile(
-        rf"{description} With these photos it makes at most [\d,]+ splats\. Changed: steps, sh_degree\."
+        rf"{description} With these photos it makes at most [\d,]+ splats\. Changed: Steps, SH degree\."
     )
     screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
     screen.enter("Steps", str(STEPS))
@@ -155,7 +155,7 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the steps that were typed")
     screen.choose("Preset", "mcmc")
     told = PRESETS["mcmc"].description + (
-        " With these photos it makes at most 70 splats. Changed: steps, sh_degree."
+        " With these photos it makes at most 70 splats. Changed: Steps, SH degree."
     )
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photos", "1/2, 24 × 20 px")

@@ -122,6 +122,9 @@ def test_estimated_poses_are_a_scene_to_train(own_folder: Path, tmp_path: Path) 
 def test_what_cannot_be_opened_is_said_in_a_sentence(
     own_folder: Path, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
+    (tmp_path / "page.html").write_text("<html>")
+    with pytest.raises(ValueError, match=r"page\.html cannot be read: .* only written"):
+        open_project(tmp_path / "page.html", TrainConfig(), None)
     with pytest.raises(ValueError, match="does not exist"):
         open_project(tmp_path / "nothing", MANY, None)
     (tmp_path / "empty").mkdir()

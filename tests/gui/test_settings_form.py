@@ -293,7 +293,7 @@ def test_a_preset_leaves_what_the_user_asked_for(
     assert (config.steps, config.strategy, config.coarse.first) == (77, "fast", 4.0)
     scene = controller.project.scene
     assert scene is not None
-    assert preset_html("preview", config, scene).count("Changed: steps.") == 1
+    assert preset_html("preview", config, scene).count("Changed: Steps.") == 1
     controller.choose_preset("mcmc")
     config = controller.project.config
     assert (config.steps, config.strategy, config.coarse.first) == (77, "mcmc", 1.0)

@@ -359,6 +359,15 @@ def test_broken_folder_gives_one_clear_sentence(tmp_path, kind):
     assert sorted(str(p) for p in folder.rglob("*")) == before  # nothing was changed
 
 
+def test_a_folder_of_runs_is_no_capture_whatever_pictures_they_hold(tmp_path):
+    for name in ("garden", "bicycle"):
+        (tmp_path / name / "renders").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+        write_picture(tmp_path / name / "renders/picture.png", np.zeros((9, 9, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"holds no scene but runs \(bicycle, garden\): name one of them"):
+        load_scene(tmp_path)
+
+
 def test_one_picture_names_its_folder(tmp_path):
     write_picture(tmp_path / "a.jpg", np.zeros((8, 8, 3), np.uint8))
     with pytest.raises(ValueError, match=r"a\.jpg is a JPEG picture; give the folder that it lies in$"):

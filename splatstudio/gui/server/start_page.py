@@ -248,7 +248,7 @@ class StartPage(PassedOn):
         except Refusal as refusal:
             response = page_response(refusal.status, refusal.sentence)
         response = self._access.harden(response)
-        policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; form-action 'self'; "
+        policy = "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; form-action 'self'; "
         policy += "script-src 'self'; connect-src 'self'; "
         policy += "base-uri 'none'; "
         # Another page of this machine, whose requests carry the cookie, may not show a thumbnail either.

@@ -215,7 +215,7 @@ def run_so_far(run: Run, config: TrainConfig, resume_step: int | None) -> RunSoF
 
 def _last_step(run: Run) -> int:
     """Return the last step of which a run has something: its newest checkpoint's, else what it noted."""
-    checkpoint = newest_known_checkpoint(run.path, report=lambda _: None)  # told where the run is opened
+    checkpoint = newest_known_checkpoint(run.path)
     if checkpoint is not None:
         return checkpoint_step(checkpoint)
     rows = run.metrics().rows

@@ -27,7 +27,7 @@ from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse,
 from splatstudio.error_text import as_sentence, first_of
 from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run, is_checkpoint, is_run, is_taken, new_run_path
-from splatstudio.formats import format_of
+from splatstudio.formats import format_of, refuse_write_only
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, run_folder_of, with_images_found
 from splatstudio.models.other_outputs import OtherOutput, output_in, scene_of_output
@@ -260,6 +260,7 @@ def open_project(
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
+    refuse_write_only(path)
     if path.is_file() and (format_of(path) is not None or SHARD_NAME.fullmatch(path.name)):
         return Project(path, None, path, None, config, _notes_on_part(path))
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)

@@ -163,7 +163,11 @@ class ModelList(Panel):
     def _folders_there(self) -> tuple[Path, ...]:
         typed = self._root.value.strip() or "."
         try:
-            return folders_with_models(typed_path(typed))
+            place = typed_path(typed)
+            if not place.is_dir() and place != self._first_root():  # which a first training makes
+                what = "is a file" if place.exists() else "does not exist"
+                raise ValueError(f"{place} {what}: name a folder of runs")
+            return folders_with_models(place)
         except ValueError as error:
             if typed != self._refused:  # this is looked at again and again
                 self.page.refuse("Nothing to list", error)
@@ -209,7 +213,7 @@ class EvaluatePanel(Panel):
         super().__init__(page)
         gui, self._lock = self.gui, threading.RLock()
         self._opened: Path | None = None  # the folder of the model that was opened here last
-        self._described: object = None  # what the facts are of
+        self._described: tuple[CatalogEntry | None, Path | None] | None = None  # what the facts are of
         self._suggested = ("", "")  # names of the files to write
         self._asked: tuple[CatalogEntry, object] | None = None  # about what to delete, and its mark then
         self._list = self.add(ModelList(page, self._lock, self._selected_another))
@@ -282,8 +286,10 @@ class EvaluatePanel(Panel):
             file = None if listed else self._scene.file
             self._scene.offer(file, busy=busy)
         if (entry, file) != self._described:
-            self._described = (entry, file)
+            before, self._described = self._described, (entry, file)
             self._facts.content = facts_html(entry, file)
+            if before is not None and before[0] is not None and entry is None:  # the scores were that one's
+                self._scores.show_file(None, Path())
         usable = entry is not None and entry.state == "complete" and not busy
         several = entry is not None and entry.num_ranks > 1
         self._merge.visible = several

@@ -382,10 +382,16 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     own = preset.changes(config)
     given = differing(config, preset.apply(TrainConfig()))
     changed = [*own, *(name for name in given if name not in own and name not in SHOWN_ELSEWHERE)]
-    changes = f" Changed: {first_of(changed, MOST_CHANGES)}." if changed else ""
+    changes = f" Changed: {first_of([_titled(path) for path in changed], MOST_CHANGES)}." if changed else ""
     most = _most_splats(config, scene)
     number = "" if most is None else f" With these photos it makes at most {most:,} splats."
     return note_html(preset.description + number + changes, mark="preset")
+
+
+def _titled(path: str) -> str:
+    """Return what the page calls a setting, with its group where it has one."""
+    group = path.rpartition(".")[0]
+    return f"{GROUPS.get(group, group)}: {label_of(path)}" if group else label_of(path)
 
 
 def _most_splats(config: TrainConfig, scene: Scene | None) -> int | None:

@@ -65,6 +65,7 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     resume_by_the_palette(screen)
     screen.wait(lambda: screen.step > step + 20, "training goes on")
     fail_and_resume(screen)
+    time.sleep(PRESS_SECONDS)  # else it is the second half of the click on Resume
     screen.button("Pause").click()
     screen.wait(lambda: screen.text("state") == "Paused", "paused by the button")
     time.sleep(PRESS_SECONDS)

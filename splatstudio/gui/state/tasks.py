@@ -37,7 +37,6 @@ _VERBS: dict[type[messages.JobCommand], tuple[str, str]] = {
 }
 
 NUM_KEPT = 200
-SHOWN_SECONDS, MISSED_SECONDS = 8.0, 60.0  # for which what went well is shown, to who comes back for longer
 MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
 
 NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
@@ -369,22 +368,20 @@ class News:
         chosen = sorted(missed, key=lambda notice: notice.bad)[-MAX_MISSED_SHOWN:]
         for notice in missed:
             if any(notice is other for other in chosen):
-                handle = _show(client, notice, stays=notice.bad, seconds=MISSED_SECONDS)
+                handle = _show(client, notice, stays=True)
                 with self._lock:
                     if notice.bad:
                         self._stays.setdefault(notice, []).append(handle)
         if len(missed) > len(chosen):
             more = f"{len(missed) - len(chosen):,} more messages while nobody watched"
-            _show(client, Notice(more, "They are in the Log tab."), stays=False, seconds=MISSED_SECONDS)
+            _show(client, Notice(more, "They are in the Log tab."), stays=True)
 
 
-def _show(
-    client: viser.ClientHandle, notice: Notice, *, stays: bool, seconds: float = SHOWN_SECONDS
-) -> viser.NotificationHandle:
+def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> viser.NotificationHandle:
     return client.add_notification(
         notice.title,
         notice.text,
-        auto_close_seconds=None if stays else seconds,
+        auto_close_seconds=None if stays else 8.0,
         color="red" if notice.bad else ACCENT,
     )
 

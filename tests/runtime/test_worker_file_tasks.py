@@ -113,7 +113,7 @@ def test_a_mesh_is_made_and_a_cancelled_one_leaves_nothing(
     assert end.mesh.report.triangles > 0 and mesh.report_file.exists()
     end = do(FileTask("Making model.xyz", mesh=replace(mesh, output=tmp_path / "model.xyz")))
     assert end.error is not None and "a mesh ends in" in end.error
-    other = replace(mesh, output=tmp_path / "other" / "model.obj", options=MeshOptions(resolution=512))
+    other = replace(mesh, output=tmp_path / "other" / "model.obj", options=MeshOptions(voxel_size=0.004))
     assert worker.start(FileTask("Making model.obj", mesh=other))
     deadline = time.monotonic() + TIMEOUT
     while worker.progress is None or "depth" not in worker.progress.what:

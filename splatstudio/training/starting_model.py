@@ -21,6 +21,7 @@ from splatstudio.formats.ply import holds_points_alone
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
 from splatstudio.gaussians.transform import transformed
+from splatstudio.models.gsplat_frame import MOST_POINTS, MOST_SPLATS, TOO_FAR
 from splatstudio.models.model import Model, load_model, splats_of_points
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
@@ -29,10 +30,6 @@ from splatstudio.settings.config import TrainConfig
 log = logging.getLogger(__name__)
 
 MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
-# Of models of five captures, trained for 300 and 1500 steps, half of the scene's points lay within 0.04 of
-# its size from a splat; where the models were turned, scaled or in another frame, beyond 0.11.
-TOO_FAR = 0.08
-MOST_SPLATS, MOST_POINTS = 200_000, 2000  # of which that is measured
 FEWEST_TO_FIT = 30
 SEEN_OPACITY = 0.1
 DARKEST = 25  # of 255: a photo of 12 bits in files of 16 has 15

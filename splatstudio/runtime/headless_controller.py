@@ -137,8 +137,8 @@ class HeadlessController:
             server = self._server
             if server is not None and isinstance(event, messages.Started):
                 self._keep(server.token)
+            self._keep_orders(event)  # before anybody is told: what a page shows holds after a restart
             self.tell(event)
-            self._keep_orders(event)
             if isinstance(event, messages.Finished):
                 self._send(messages.Close())
             elif isinstance(event, messages.StateChanged):

@@ -26,7 +26,7 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
-from splatstudio.runtime.kept_orders import KeptOrders, launch_of
+from splatstudio.runtime.kept_orders import KeptOrders, kept_orders, launch_of
 from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
@@ -496,6 +496,22 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
     assert ordered(_Told(), 1) == again[:2], "it had been told to go on"
     headless_controller.HeadlessController(None, None, job, told.append).forget_orders()  # type: ignore[arg-type]
     assert ordered(_Told(), 1) == [Start()], "it was over"
+
+
+def test_what_is_told_is_kept_already(tmp_path: Path) -> None:
+    # Else a machine that dies as the page shows "paused" is replaced by one that trains.
+    job, kept = TrainJob(tmp_path, tmp_path / "run"), []
+    Run.create(job.run_dir, tmp_path, TrainConfig())
+    line = _Told(StateChanged("paused"))
+    wire = headless_controller.HeadlessController(
+        line,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        job,
+        lambda _: kept.append(kept_orders(job.run_dir, "mine").paused),
+    )
+    wire._steered, wire._orders = True, KeptOrders("mine")
+    wire.follow()
+    assert kept == [True]
 
 
 def test_who_looks_on_from_elsewhere_gets_each_mark_of_the_curves(tmp_path: Path) -> None:

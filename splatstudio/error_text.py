@@ -83,9 +83,9 @@ def as_utf8(text: str) -> str:
         return text.encode("utf-8", "backslashreplace").decode()
 
 
-def printable(text: str, limit: int = 2000) -> str:
-    """Return what another program says without what would steer a terminal, `limit` characters at most."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
+def printable(text: str) -> str:
+    """Return what another program says without what would steer a terminal, 2000 characters at most."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:2000])
 
 
 def for_terminal(text: str) -> str:

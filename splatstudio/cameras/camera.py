@@ -33,10 +33,7 @@ class Camera:
     @property
     def camera_to_world(self) -> np.ndarray:
         """Return the inverse of `viewmat`, [4, 4]."""
-        pose = np.eye(4)
-        pose[:3, :3] = self.viewmat[:3, :3].T
-        pose[:3, 3] = self.position
-        return pose
+        return rigid(self.viewmat[:3, :3].T, self.position)
 
     @property
     def fov_y(self) -> float:
@@ -64,13 +61,30 @@ class Camera:
         scale = similarity_scale(similarity)
         pose = similarity @ self.camera_to_world
         rotation = (pose[:3, :3] / scale).T
-        viewmat = np.eye(4)
-        viewmat[:3, :3] = rotation
-        viewmat[:3, 3] = -rotation @ pose[:3, 3]
+        viewmat = rigid(rotation, -rotation @ pose[:3, 3])
         K = self.K.copy()
         if self.model == "ortho":
             K[:2, :2] /= scale
         return replace(self, viewmat=viewmat, K=K)
+
+
+def rigid(rotation: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Return the [4, 4] matrix of a rotation [3, 3], or one times a scale, and a shift [3]."""
+    matrix = np.eye(4)
+    matrix[:3, :3], matrix[:3, 3] = rotation, shift
+    return matrix
+
+
+def rotation_of(quat: np.ndarray) -> np.ndarray:
+    """Return the rotation [3, 3] of a quaternion [4] wxyz of any length but 0."""
+    w, x, y, z = quat / np.linalg.norm(quat)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
 
 
 def similarity_scale(similarity: np.ndarray) -> float:
@@ -93,7 +107,5 @@ def look_at(position: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndar
         # Looking along `up`: any perpendicular direction serves as the image's right.
         right = np.cross(forward, np.roll(np.asarray(up, float), 1))
     right = right / np.linalg.norm(right)
-    viewmat = np.eye(4)
-    viewmat[:3, :3] = np.stack([right, np.cross(forward, right), forward])
-    viewmat[:3, 3] = -viewmat[:3, :3] @ np.asarray(position, float)
-    return viewmat
+    rotation = np.stack([right, np.cross(forward, right), forward])
+    return rigid(rotation, -rotation @ np.asarray(position, float))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 
 import numpy as np
 
-from splatstudio.cameras.camera import Camera, look_at, similarity_scale
+from splatstudio.cameras.camera import Camera, look_at, rigid, rotation_of, similarity_scale
 
 if TYPE_CHECKING:
     from splines.quaternion import UnitQuaternion
@@ -146,9 +146,7 @@ class CameraPath:
         """Return the camera at a time, which is clamped to 0..duration; at least one keyframe is needed."""
         assert self.keyframes, "a path without keyframes has no camera"
         pose, fov_y = self._curve.at(min(max(float(seconds), 0.0), self.duration))
-        viewmat = np.eye(4)
-        viewmat[:3, :3] = pose[:3, :3].T
-        viewmat[:3, 3] = -pose[:3, :3].T @ pose[:3, 3]
+        viewmat = rigid(pose[:3, :3].T, -pose[:3, :3].T @ pose[:3, 3])
         focal = self.height / (2.0 * math.tan(fov_y / 2.0))
         K = np.array([[focal, 0.0, self.width / 2.0], [0.0, focal, self.height / 2.0], [0.0, 0.0, 1.0]])
         return Camera(viewmat, K, self.width, self.height)
@@ -194,9 +192,9 @@ class CameraPath:
         return _Curve(self)
 
 
-def keyframe_of(camera: Camera, *, seconds: float | None = None, name: str = "") -> Keyframe:
+def keyframe_of(camera: Camera, *, seconds: float | None = None) -> Keyframe:
     """Return the keyframe that shows what `camera` sees, but for its principal point."""
-    return Keyframe(camera.camera_to_world, camera.fov_y, seconds, name)
+    return Keyframe(camera.camera_to_world, camera.fov_y, seconds)
 
 
 class _FrameCameras(Sequence[Camera]):
@@ -255,10 +253,8 @@ class _Curve:
         if self._still is not None:
             return self._still.camera_to_world, self._still.fov_y
         number = min(max(float(self._number.evaluate(time)), 0.0), self._last)
-        pose = np.eye(4)
         quat = cast("UnitQuaternion", self._rotation.evaluate(number))  # one parameter gives one rotation
-        pose[:3, :3] = _rotation(np.array(quat.wxyz))
-        pose[:3, 3] = self._position.evaluate(number)
+        pose = rigid(rotation_of(np.array(quat.wxyz)), self._position.evaluate(number))
         return pose, float(self._fov_y.evaluate(number))
 
 
@@ -281,18 +277,6 @@ def _quaternion(rotation: np.ndarray) -> UnitQuaternion:
 
     w, x, y, z = np.linalg.eigh(matrix)[1][:, -1].tolist()
     return UnitQuaternion.from_unit_xyzw((x, y, z, w))
-
-
-def _rotation(quat: np.ndarray) -> np.ndarray:
-    """Return the rotation [3, 3] of a quaternion [4] wxyz of about unit length."""
-    w, x, y, z = quat / np.linalg.norm(quat)
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
 
 
 def orbit(

@@ -35,8 +35,6 @@ FORMAT_VERSION = 1
 REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
 DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying
 SEAL = "sha256"  # of the manifest's other values, as canonical JSON
-# The values that a manifest had before there was a seal.
-UNSEALED = {"format", "format_version", "step", "num_gaussians", "ranks", "config", "scene", "optimizer"}
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,6 @@ def _taken(tensors: dict[str, Tensor], prefix: str, rows: int, where: str) -> Ga
     return Gaussians(**taken)
 
 
-UNSEALED |= {"rng", "upcoming", "autosave"}
-
-
 def write_sealed(folder: Path, values: dict[str, Any]) -> None:
     """Write the manifest of a folder with its format and its seal; OSError when that fails."""
     # Read back as JSON, so that what is sealed is what a reader finds.
@@ -250,12 +245,10 @@ def _check_whole(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _is_intact(manifest: dict[str, Any]) -> bool:
-    """Return whether the seal fits the rest; a manifest of an earlier version has none, and nothing new."""
+    """Return whether the seal fits the rest."""
     rest = {name: value for name, value in manifest.items() if name != SEAL}
-    if SEAL not in manifest:
-        return rest.keys() <= UNSEALED
     try:
-        return manifest[SEAL] == _seal(rest)
+        return manifest.get(SEAL) == _seal(rest)
     except RecursionError:  # nested deeper than anything that was ever written
         return False
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.error_text import shown
 from splatstudio.files.run import is_checkpoint
-from splatstudio.formats.torch_file import FLOATS
+from splatstudio.formats.torch_file import FLOATS, claims_too_much
 
 GSPLAT_NAME = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
 # gsplat's trainer writes these beside the folder of the checkpoints, one a rank as well.
@@ -253,7 +253,7 @@ def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
     for name, tensor in splats.items():
         if not _is_dense(tensor) or tensor.ndim == 0:
             raise ValueError(f"{file}: {name!r} is not a dense tensor of floating-point numbers")
-        if _claims_too_much(tensor):
+        if claims_too_much(tensor):
             raise ValueError(f"{file} is damaged: {name!r} claims more numbers than it has")
         num = len(splats["means"])
         if len(tensor) != num:
@@ -271,7 +271,7 @@ def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor])
             raise ValueError(f"{file} is damaged: the optimizer {name!r} has no state of one of the splats")
         for moment in MOMENTS:
             tensor = state.get(moment)
-            if not _is_dense(tensor) or _claims_too_much(tensor) or tensor.shape != splats[name].shape:
+            if not _is_dense(tensor) or claims_too_much(tensor) or tensor.shape != splats[name].shape:
                 raise ValueError(
                     f"{file} is damaged: {moment} of the optimizer {name!r} is not a tensor of the shape of"
                     f" {name!r}"
@@ -303,11 +303,6 @@ def _is_dense(tensor: Any) -> TypeGuard[Tensor]:
         and tensor.dtype in FLOATS
         and not tensor.is_quantized
     )
-
-
-def _claims_too_much(tensor: Tensor) -> bool:
-    """Return whether a few numbers pretend to be many by being counted again and again."""
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _is_count(step: Any) -> bool:
@@ -345,6 +340,6 @@ def _same_tensor(ours: Tensor, theirs: Tensor) -> bool:
         one.layout != torch.strided or one.is_quantized or one.device.type != "cpu" for one in (ours, theirs)
     ):
         return False
-    if _claims_too_much(ours) or _claims_too_much(theirs):
+    if claims_too_much(ours) or claims_too_much(theirs):
         return False
     return bool(torch.all((ours == theirs) | ((ours != ours) & (theirs != theirs))))

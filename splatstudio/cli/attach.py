@@ -53,7 +53,7 @@ class _Terminal:
                 event = self.line.receive()
                 ended = ended or isinstance(event, messages.Finished)
                 if (text := event_line(event, "To stop here, type: stop")) is not None:
-                    console.print(printable(text), markup=False, soft_wrap=True)
+                    console.print(printable(text), soft_wrap=True)
         except (OSError, ValueError):
             return ended or self.left.is_set()
         finally:
@@ -71,7 +71,7 @@ class _Terminal:
             try:
                 self.line.send(command_of(text))
             except ValueError as error:
-                console.print(str(error), markup=False)
+                console.print(str(error))
             except OSError:
                 console.print("There is no connection to the training just now.")
 

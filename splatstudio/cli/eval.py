@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from splatstudio.cli.options import ScoreFiles, Scores
+from splatstudio.cli.options import Against, PartChoice, ScoreFiles, Scores
 from splatstudio.cli.terminal import console, count_progress, print_evaluation, print_scores
-from splatstudio.evaluation.evaluate import SCORES, Evaluation, Measures, measures_for
+from splatstudio.evaluation.evaluate import SCORES, Evaluation, measures_for
 from splatstudio.evaluation.lpips import fetch_lpips
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 
 
-def measures_wanted(scores: Scores) -> Measures:
-    """Return what to measure, after weights of LPIPS that are missing were fetched where that was asked.
+def evaluated(path: Path, against: Against, scores: Scores, part: PartChoice) -> Scored:
+    """Return the scores of a model, showing how far that is; weights of LPIPS are fetched where asked.
 
-    Raises ValueError when they cannot be.
+    Raises ValueError where they cannot be, for a part of a model that was not chosen, and as `evaluate_task`.
     """
     if scores.fetch_lpips:
         for name in scores.lpips:
             fetch_lpips(name)
-    return measures_for(scores.lpips, color_correct=scores.color_correct, flip=scores.flip)
-
-
-def evaluate_with_progress(task: EvaluationTask, measures: Measures) -> Scored:
-    """Return the scores of a model, showing how far that is; raises ValueError as `evaluate_task`.
-
-    Whether a part of a model may be judged alone is for the caller to check before.
-    """
+    measures = measures_for(scores.lpips, color_correct=scores.color_correct, flip=scores.flip)
+    part.check(path)
+    task = EvaluationTask(path, **vars(against), merge=part.merge, strict=part.strict)
     with count_progress("photos") as report:
         return evaluate_task(task, measures, lambda done, total, _: report(done, total))
 

@@ -48,12 +48,7 @@ class PathContents:
             model = None if self.model is None else model_values(self.model)
             return {"kind": "run", **run_values(self.run), "model": model, "problems": self.problems}
         if self.model is not None:
-            return {
-                "kind": "model",
-                "path": self.path,
-                "scene": self.trained_on,
-                **model_values(self.model),
-            }
+            return {"kind": "model", "path": self.path, "scene": self.trained_on, **model_values(self.model)}
         runs = [run_values(run) for run in self.runs]
         return {"kind": "runs", "path": self.path, "runs": runs, "problems": self.problems}
 
@@ -98,7 +93,7 @@ def print_contents(found: PathContents) -> None:
     if found.run is not None:
         _print_run(found.run)
     if found.model is not None:
-        print_part(found.path, "Use splatstudio merge.")
+        print_part(found.path)
         _print_model(found.path, found.model)
     if found.trained_on is not None:
         console.print(f"trained on the scene {found.trained_on}", soft_wrap=True)
@@ -186,7 +181,7 @@ def _print_model(path: Path, model: Model) -> None:
     if values["antialiased"]:
         console.print("trained anti-aliased, and drawn so")
     for note in model.notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
     if len(model):
         low, high = (", ".join(f"{value:.2f}" for value in values[corner]) for corner in ("low", "high"))
         console.print(f"98 % of the centers lie between ({low}) and ({high})")

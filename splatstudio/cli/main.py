@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,12 +20,6 @@ from splatstudio.cli.json_output import CommandResult, failed, print_json, print
 from splatstudio.cli.mesh import mesh
 from splatstudio.cli.mistyped import mistake_in, refuse_lost_folder
 from splatstudio.cli.options import (
-    ALL_SCORES,
-    ITS_OWN_SCENE,
-    NEW_RUN,
-    NO_PART,
-    TO_THE_TERMINAL,
-    WAIT_FOR_START,
     Against,
     AtOnce,
     PartChoice,
@@ -70,7 +64,7 @@ def open_(
     listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
-    at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
+    at_once: OmitArgPrefixes[AtOnce] = AtOnce(),
 ) -> int:
     """Open a scene folder, photos, a video, a file of splats or a run folder in the studio.
 
@@ -164,7 +158,7 @@ def train_(
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
-    of: OmitArgPrefixes[RunOptions] = NEW_RUN,
+    of: OmitArgPrefixes[RunOptions] = RunOptions(),
     tls: OmitArgPrefixes[TlsFiles] = NO_TLS,
     json: bool = False,
 ) -> int | CommandResult:
@@ -189,7 +183,7 @@ def train_(
 
     scene = with_poses(scene)
     if config.init and not of.resume:
-        print_part(Path(config.init), "Use splatstudio merge.")
+        print_part(Path(config.init))
     scene, run = scene_and_run(scene, of.run, resume=of.resume)
     config = with_whole_paths(config, scene)
     if json:
@@ -202,10 +196,10 @@ def train_(
 def eval_(
     path: Positional[Path],
     /,
-    against: OmitArgPrefixes[Against] = ITS_OWN_SCENE,
-    scores: OmitArgPrefixes[Scores] = ALL_SCORES,
-    part: OmitArgPrefixes[PartChoice] = NO_PART,
-    files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
+    against: OmitArgPrefixes[Against] = Against(),
+    scores: OmitArgPrefixes[Scores] = Scores(),
+    part: OmitArgPrefixes[PartChoice] = PartChoice(),
+    files: OmitArgPrefixes[ScoreFiles] = ScoreFiles(),
     json: bool = False,
 ) -> int | CommandResult:
     """Compare a run, a checkpoint or a file of splats with the scene's test photos.
@@ -222,28 +216,9 @@ def eval_(
     """
     files.check()
     say_starting()
-    from splatstudio.cli.eval import (
-        evaluate_with_progress,
-        measures_wanted,
-        print_scored,
-        scored_values,
-        write_scores,
-    )
-    from splatstudio.models.scoring import EvaluationTask
+    from splatstudio.cli.eval import evaluated, print_scored, scored_values, write_scores
 
-    measures = measures_wanted(scores)
-    part.check(path)
-    task = EvaluationTask(
-        path,
-        against.scene,
-        against.downscale,
-        against.test_every,
-        part.merge,
-        against.test_images,
-        against.images,
-        part.strict,
-    )
-    scored = evaluate_with_progress(task, measures)
+    scored = evaluated(path, against, scores, part)
     if not json:
         print_scored(scored)
     write_scores(scored.evaluation, files)
@@ -276,7 +251,7 @@ def merge_(
     console.print(f"Step {merged.step}: {rows} = {len(merged):,} splats of {whose}")
     console.print(f"Written to {output}")
     if exported.note:
-        console.print(exported.note, style="yellow", markup=False)
+        console.print(exported.note, style="yellow")
     return 0
 
 
@@ -310,7 +285,7 @@ def export(
     from splatstudio.cli.export import export_model
     from splatstudio.cli.terminal import console, print_part
 
-    print_part(path, "Use splatstudio merge.")
+    print_part(path)
     exported = export_model(
         path, output, trim, placement, normals=normals, strict=strict, announce=console.print
     )
@@ -324,7 +299,7 @@ def export(
     if form.loses:
         console.print(f"Not everything is kept: {form.loses}")
     if exported.note:
-        console.print(exported.note, style="yellow", markup=False)
+        console.print(exported.note, style="yellow")
     return 0
 
 
@@ -358,18 +333,13 @@ def render(
     from splatstudio.models.video import check_output
 
     check_output(output)
-    print_part(path, "Use splatstudio merge.")
+    print_part(path)
     render_and_print(path, output, route, frames, quality, mode)
     return 0
 
 
 def info(
-    path: Positional[Path],
-    /,
-    images: str = "",
-    model: int = -1,
-    strict: bool = False,
-    json: bool = False,
+    path: Positional[Path], /, images: str = "", model: int = -1, strict: bool = False, json: bool = False
 ) -> int | CommandResult:
     """Show what a scene folder, a file of splats, a checkpoint, a run or a folder of runs contains.
 
@@ -456,20 +426,8 @@ def completion(shell: Positional[Literal["bash", "zsh", "fish"]], /) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int | CommandResult]] = {
-    **{
-        "open": open_,
-        "demo": demo,
-        "poses": poses,
-        "train": train_,
-        "eval": eval_,
-        "merge": merge_,
-        "export": export,
-        "mesh": mesh,
-        "render": render,
-    },
-    **{"info": info, "doctor": doctor, "attach": attach_, "completion": completion},
-}
+_ALL = (open_, demo, poses, train_, eval_, merge_, export, mesh, render, info, doctor, attach_, completion)
+COMMANDS = {command.__name__.rstrip("_"): command for command in _ALL}
 for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.
     _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")

@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.cli.json_output import CommandResult
-from splatstudio.cli.options import IN_THE_FILES, ONE_RANK, MeshPlace, MeshRanks
+from splatstudio.cli.options import MeshPlace, MeshRanks
 from splatstudio.cli.overview import say_starting
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
@@ -26,8 +26,8 @@ def mesh(
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     shape: OmitArgPrefixes[MeshOptions] = PLAIN_MESH,
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
-    place: OmitArgPrefixes[MeshPlace] = IN_THE_FILES,
-    processes: OmitArgPrefixes[MeshRanks] = ONE_RANK,
+    place: OmitArgPrefixes[MeshPlace] = MeshPlace(),
+    processes: OmitArgPrefixes[MeshRanks] = MeshRanks(),
     overwrite: bool = False,
     json: bool = False,
 ) -> int | CommandResult:
@@ -56,7 +56,7 @@ def mesh(
     say_starting()
     from splatstudio.cli.terminal import console, print_part, stage_progress
 
-    print_part(path, "Use splatstudio merge.")
+    print_part(path)
     with stage_progress() as report:
         written = _written(task, processes, report)
     if written is None:
@@ -65,10 +65,10 @@ def mesh(
         return CommandResult(0, {"output": str(written.output), **written.report.values})
     width = max(len(name) for name, _ in written.report.rows)
     for name, value in written.report.rows:
-        console.print(f"{name:<{width}}  {value}", markup=False)
+        console.print(f"{name:<{width}}  {value}")
     for note in written.report.notes:
-        console.print(note, style="yellow", markup=False)
-    console.print(f"Written to {written.output}, with its report in {written.report_file.name}", markup=False)
+        console.print(note, style="yellow")
+    console.print(f"Written to {written.output}, with its report in {written.report_file.name}")
     return 0
 
 
@@ -81,9 +81,9 @@ def _written(task: MeshTask, processes: MeshRanks, report: Progress) -> WrittenM
 
     launched = launched_rank(os.environ)
     if launched is not None and launched.num_ranks > 1:
-        if processes != ONE_RANK:
+        if processes != MeshRanks():
             raise ValueError("torchrun or Slurm says how many ranks there are: omit --gpus and --ranks")
         return mesh_launched(launched, task, report)
-    if processes == ONE_RANK:
+    if processes == MeshRanks():
         return mesh_of_task(task, report)
     return mesh_by_processes(task, DeviceOptions(processes.gpus, processes.ranks).chosen(), report)

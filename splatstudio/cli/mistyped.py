@@ -14,14 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from splatstudio.cli.command_options import (
-    CommandOption,
-    Commands,
-    most_alone,
-    num_values,
-    options_of,
-    plain,
-)
+from splatstudio.cli.command_options import CommandOption, Commands, most_alone, num_values, options_of, plain
 from splatstudio.cli.short_help import help_option
 from splatstudio.settings.setting import in_words, typed_value
 

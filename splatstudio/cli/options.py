@@ -102,12 +102,6 @@ class RunOptions:
             raise ValueError("--minutes plans a new training and its preset: omit --preset and --resume")
 
 
-NEW_RUN = RunOptions()
-ITS_OWN_SCENE = Against()
-ALL_SCORES = Scores()
-NO_PART = PartChoice()
-
-
 @dataclass(frozen=True)
 class AtOnce:
     """What `open` does without being asked in the page.
@@ -121,9 +115,6 @@ class AtOnce:
     train: bool = False
     merge: bool = False
     browser: bool = True
-
-
-WAIT_FOR_START = AtOnce()
 
 
 @dataclass(frozen=True)
@@ -196,9 +187,6 @@ class ScoreFiles:
         return tuple(written)
 
 
-TO_THE_TERMINAL = ScoreFiles()
-
-
 @dataclass(frozen=True)
 class MeshPlace:
     """Where a mesh lies, and what it is compared with.
@@ -215,9 +203,6 @@ class MeshPlace:
     images: str = ""
 
 
-IN_THE_FILES = MeshPlace()
-
-
 @dataclass(frozen=True)
 class MeshRanks:
     """Which processes make a mesh together, each with its own blocks of it.
@@ -229,9 +214,6 @@ class MeshRanks:
 
     gpus: str | None = None
     ranks: int | None = None
-
-
-ONE_RANK = MeshRanks()
 
 
 TOKEN_VARIABLE = "SPLATSTUDIO_TOKEN"

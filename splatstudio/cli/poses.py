@@ -33,7 +33,7 @@ def estimate_and_print(path: Path, frames: int | None = None) -> None:
     """
     path = out_of_archive(path)
     if (note := note_on_own_poses(path)) is not None:
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
     try:
         with stage_progress() as show:
             report = estimate_poses(path, frames=frames, on_progress=show)
@@ -54,7 +54,7 @@ def print_pose_report(report: PoseReport) -> None:
     first, *lines = report_lines(report)
     console.print(first)
     for line in lines:
-        console.print(line, style="yellow" if line.startswith("Note: ") else None, markup=False)
+        console.print(line, style="yellow" if line.startswith("Note: ") else None)
     console.print(f"The report is {Path(report.store) / 'report.txt'}", soft_wrap=True)
     sheet = PoseStore(Path(report.source)).contact_sheet
     if sheet.exists() and not report.so_far:
@@ -74,7 +74,7 @@ def with_poses(path: Path) -> Path:
         console.print(poses_come_first(path), soft_wrap=True)
         estimate_and_print(path)
     elif (note := note_on_changes(path)) is not None:
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
     return scene_of(path)
 
 
@@ -88,7 +88,7 @@ def out_of_archive(path: Path) -> Path:
     if not is_archive(path):
         return path
     folder = unpacked(path)
-    console.print(f"{path} is unpacked: {folder} is opened", soft_wrap=True, markup=False)
+    console.print(f"{path} is unpacked: {folder} is opened", soft_wrap=True)
     return folder
 
 

@@ -28,7 +28,7 @@ def render_and_print(
     """
     model, camera_path = _model_and_path(path, route)
     for note in model.notes:
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
     camera_path = camera_path.formatted(frames)
     cameras = camera_path.cameras()
     with frame_progress(len(cameras)) as report:

@@ -25,20 +25,7 @@ MOST_LOG_BYTES = 8000  # of the log's end
 PACKAGES = ("numpy", "viser", "nerfview", "websockets", "msgspec", "opencv-python-headless", "av", "pillow")
 SAID = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG")
 # Names of folders and users that tell nothing of anybody.
-UNTOLD = {
-    "root",
-    "user",
-    "localhost",
-    "home",
-    "runs",
-    "demo",
-    "splatstudio",
-    "tmp",
-    "work",
-    "var",
-    "data",
-    "mnt",
-}
+UNTOLD = re.compile("root|user|localhost|home|runs|demo|splatstudio|tmp|work|var|data|mnt", re.IGNORECASE)
 
 # What stands for a path, as in `File "/srv/me/.venv/lib/python3.11/site-packages/torch/nn/x.py"`.
 _OF_PACKAGE = re.compile(r"""[^\s"'()]*/(?:site-packages|dist-packages|lib/python3\.\d+)/([\w./-]+)""")
@@ -87,7 +74,7 @@ def private_words(run_dir: Path | None) -> tuple[str, ...]:
     words = {str(folder) for folder in folders if len(folder.parts) > 1}
     words |= {part for folder in folders for part in folder.parts}
     words |= {socket.gethostname(), os.environ.get("USER", ""), _login()}
-    wanted = [word for word in words if len(word) > 2 and word.lower() not in UNTOLD]
+    wanted = [word for word in words if len(word) > 2 and not UNTOLD.fullmatch(word)]
     return tuple(sorted(wanted, key=len, reverse=True))
 
 

@@ -91,10 +91,9 @@ def count_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
     """Show a bar of the frames that are rendered; the function it gives is told each frame's number."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=num_frames)
-        yield lambda number, image: bar.update(task, completed=number)
+    with count_progress("frames") as report:
+        report(0, num_frames)
+        yield lambda number, image: report(number, num_frames)
 
 
 @contextmanager
@@ -111,7 +110,7 @@ def stage_progress() -> Iterator[Callable[[int, int, str], None]]:
         def report(done: int, total: int, what: str) -> None:
             nonlocal told
             if what != told and not console.is_terminal:
-                console.print(f"{what} ...", markup=False)
+                console.print(f"{what} ...")
             told = what
             bar.update(task, completed=done, total=total or None, description=what)
 
@@ -167,7 +166,7 @@ def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
         f" {len(evaluation.images)} test photos, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
     )
     for note in short_notes(evaluation.notes):
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
 
 
 def print_scores(evaluation: Evaluation) -> None:
@@ -180,13 +179,13 @@ def print_scores(evaluation: Evaluation) -> None:
     print_table(table)
 
 
-def print_part(path: Path, advice: str) -> None:
-    """Tell when a file holds a part of a model alone; `advice` follows where the other parts are there."""
+def print_part(path: Path) -> None:
+    """Tell when a file holds a part of a model alone, and what to do where the other parts are there."""
     from splatstudio.checkpoints.rank_parts import part_of
 
     part = part_of(path)
     if part is not None:
-        console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
+        console.print(f"{part}{' Use splatstudio merge.' if part.complete else ''}", style="yellow")
 
 
 def print_scene(scene: Scene) -> None:
@@ -226,7 +225,7 @@ def print_findings() -> int:
         bad += not finding.good
     console.print("\nIf a training is slow or fails:")
     for line in ADVICE:
-        console.print(f"-   {line}", markup=False)
+        console.print(f"-   {line}")
     return 1 if bad else 0
 
 

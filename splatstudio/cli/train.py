@@ -26,6 +26,7 @@ from splatstudio.cli.eval import scores_by_name
 from splatstudio.cli.json_output import CommandResult, failed
 from splatstudio.cli.standard_output import going_on_unheard
 from splatstudio.cli.terminal import (
+    LINE_SECONDS,
     ProgressReport,
     console,
     event_line,
@@ -49,7 +50,7 @@ from splatstudio.runtime.stop_signals import StopRequest, stop_requests
 from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, resumed, value_of
+from splatstudio.settings.config import FREE_ON_RESUME, LIMIT, TrainConfig, changed, resumed, value_of
 from splatstudio.settings.presets import notes_on_settings
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.training.time_plan import (
@@ -61,10 +62,7 @@ from splatstudio.training.time_plan import (
     proposal,
 )
 
-LIMIT = "densify.max_gaussians"  # what --max-splats sets
-
 CTRL_C = 130  # the shell's exit code for a command that it ended
-LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 DELAYED = 1.4  # times the planned minutes: that a training takes so long is told
 EARLIEST_DELAY = 0.1  # of the steps, before which nobody can tell
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
@@ -238,19 +236,19 @@ def train_scene(
         refuse_unwritable(run_dir, "name another run folder with --run")
     chosen = devices.chosen()
     use = devices.use_of(chosen)
-    console.print(use.text, style="yellow" if use.idle_gpu else None, markup=False)
+    console.print(use.text, style="yellow" if use.idle_gpu else None)
     if checkpoint is None:
         config = _planned(config, scene, minutes, given, chosen)
         scene = scene.resized(config.downscale)
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
     for note in notes_on_settings(config, given):
-        console.print(note, style="yellow", markup=False)
+        console.print(note, style="yellow")
     settings: tuple[tuple[str, int], ...] = ()
     if checkpoint is None:
         config = fitting
     elif fitting.densify != config.densify:  # a run goes on with its settings, but for what can be set live
-        settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
+        settings = ((LIMIT, fitting.densify.max_gaussians),)
     job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
     return _Attendance(job, first, chosen, minutes).run()
@@ -359,7 +357,7 @@ def _planned(
         if plan is not None:
             took = duration_words(plan.instead_of)
             sentence = f"This takes {took} here; --minutes {BUDGET_MINUTES:g} is {plan.sentence}."
-            console.print(sentence, style="yellow", markup=False)
+            console.print(sentence, style="yellow")
     return config
 
 
@@ -479,21 +477,21 @@ class _Attendance:
             file = event.path / f"step_{event.step:08d}.json"
             print_evaluation(evaluation_from_json(json.loads(read_input(file))), f"step {event.step}: ")
         elif isinstance(event, messages.Evaluated):  # and could not be written
-            console.print(event_line(event, ""), markup=False)
+            console.print(event_line(event, ""))
         elif isinstance(event, messages.PlateauReached) and event.stops:
             self._flat = event
         elif isinstance(event, messages.PlateauReached) and event != self._offer:
             self._offer = event
-            console.print(plateau_sentence(event, "Ctrl-C saves and stops here."), markup=False)
+            console.print(plateau_sentence(event, "Ctrl-C saves and stops here."))
         elif isinstance(event, messages.Saved):
             self._checkpoint = event.path
             if not quiet:
                 console.print(f"Saved {event.path}")
         elif isinstance(event, messages.EvaluationStopped):
-            console.print(event.sentence, markup=False)
+            console.print(event.sentence)
         elif isinstance(event, messages.Warned) and event.sentence != self._warned:
             self._warned = event.sentence
-            console.print(event.sentence, style="yellow", markup=False)
+            console.print(event.sentence, style="yellow")
 
     def _tell_delay(self, progress: messages.Progress) -> None:
         """Say once that a training which was planned for some minutes takes clearly longer."""
@@ -527,9 +525,7 @@ class _Attendance:
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
         if end.completed or end.step >= self._job.config.steps:
-            console.print(
-                f"See it: splatstudio open {quote(str(self._job.run_dir))}", markup=False, soft_wrap=True
-            )
+            console.print(f"See it: splatstudio open {quote(str(self._job.run_dir))}", soft_wrap=True)
             return self._result(0, end.step)
         stops = self._flat is not None and self._flat.step == end.step
         if self._flat is not None and stops:

@@ -300,10 +300,7 @@ class Corrections:
         `step` is the number of steps done before. A `gate` may keep everything from changing.
         """
         progress = _progress(step, config)
-        rates = {
-            "exposure": config.exposure.lr * config.exposure.lr_decay**progress,
-            "sky": config.sky.lr,
-        }
+        rates = {"exposure": config.exposure.lr * config.exposure.lr_decay**progress, "sky": config.sky.lr}
         cells = config.exposure.grid_size**2 if config.exposure.grid else 1
         eps = {"exposure": SETTLED / cells, "sky": EPS}
         for (name, leaf), gradient in zip(self._leaves.items(), gradients, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera import Camera, rigid
 
 
 def corrected_camera(camera: Camera, correction: np.ndarray) -> Camera:
@@ -16,10 +16,7 @@ def corrected_camera(camera: Camera, correction: np.ndarray) -> Camera:
     p is the first half of `correction`, world units; w the second, an axis times an angle in radians.
     """
     shift, turn = np.asarray(correction[:3], np.float64), np.asarray(correction[3:], np.float64)
-    moved = np.eye(4)
-    moved[:3, :3] = rotation_about(turn)
-    moved[:3, 3] = shift
-    return replace(camera, viewmat=moved @ camera.viewmat)
+    return replace(camera, viewmat=rigid(rotation_about(turn), shift) @ camera.viewmat)
 
 
 def of_correction(twist: np.ndarray, correction: np.ndarray) -> np.ndarray:

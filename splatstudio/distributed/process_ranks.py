@@ -26,14 +26,12 @@ COUNT_BYTES = 8  # of it, which say how many rows it is about
 EXACT = (torch.int64, torch.float64)  # of which sums do not depend on who adds them, as they are used here
 
 
-def gpu_group(
-    ranks: Ranks, device: torch.device, timeout: timedelta, patience: float = PATIENCE_SECONDS
-) -> dist.ProcessGroup | None:
+def gpu_group(ranks: Ranks, device: torch.device, timeout: timedelta) -> dist.ProcessGroup | None:
     """Return the group by which ranks on GPUs exchange rows; None where they are on the CPU.
 
     Called by all `ranks` of the default group, each with its own `device`, before there is a model: NCCL
     takes some hundred megabytes of its own, and that it works is known when this returns. Raises ValueError
-    on all ranks where two share a GPU or some have none, and where nothing comes within `patience` seconds.
+    on all ranks where two share a GPU or some have none, and where nothing comes within PATIENCE_SECONDS.
     """
     cards = [card.decode() for card in ranks.all_gather_bytes(accelerator.identity(device).encode())]
     if (problem := unfit(cards)) is not None:
@@ -44,7 +42,7 @@ def gpu_group(
     # before `timeout`, at which NCCL would end the processes that wait for it.
     group = dist.new_group(backend=accelerator.collectives(), timeout=timeout, device_id=device)
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
-    wake(group, device, patience)
+    wake(group, device, PATIENCE_SECONDS)
     return group
 
 

@@ -26,6 +26,7 @@ from splatstudio.evaluation.perceptual import MIN_SIDE, NO_FLIP, flip_error, has
 from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import make_folder
+from splatstudio.files.run import finite_or_none
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
 from splatstudio.rendering.render import RenderOptions, area_means, render
@@ -76,7 +77,7 @@ class ImageScore:
 
     def to_json(self) -> dict[str, Any]:
         """Return the name and the scores that were measured; what is not finite is None."""
-        return {name: _finite(value) for name, value in asdict(self).items() if value is not None}
+        return {name: finite_or_none(value) for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Evaluation:
 
         scene, downscale, test_every and test_images say what was compared with, where it is known.
         """
-        means = {name: _finite(getattr(self, name)) for name in self.measured}
+        means = {name: finite_or_none(getattr(self, name)) for name in self.measured}
         against = {} if self.against is None else {**asdict(self.against), "scene": str(self.against.scene)}
         return {
             **means,
@@ -500,11 +501,6 @@ def _left_out(scores: dict[str, list[float]]) -> list[str]:
 def _as_text(name: str) -> str:
     """Return a file's name as a spreadsheet takes it for text: these begin a formula there."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
-
-
-def _finite(value: Any) -> Any:
-    """Return `value`, or None for a number that JSON has no word for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def now(device: torch.device) -> float:

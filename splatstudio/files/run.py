@@ -145,7 +145,9 @@ class Run:
 
         A last line that a crash has cut off is dropped. Raises OSError where they cannot be written.
         """
-        lines = [json.dumps({name: _finite(value) for name, value in row.items()}) + "\n" for row in rows]
+        lines = [
+            json.dumps({name: finite_or_none(value) for name, value in row.items()}) + "\n" for row in rows
+        ]
         data = "".join(lines).encode()
         with os.fdopen(
             open_output(self.path / "metrics.jsonl", os.O_RDWR | os.O_APPEND), "rb+", buffering=0
@@ -181,7 +183,8 @@ class Run:
         return dataclasses.replace(config, steps=self.planned_steps or config.steps)
 
 
-def _finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
+    """Return `value`, or None for a number that JSON has no word for."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -17,7 +17,7 @@ from splatstudio.formats.compressed_ply import is_compressed, read_compressed_pl
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.ksplat import read_ksplat
 from splatstudio.formats.model_arrays import SplatFile
-from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
+from splatstudio.formats.ply import read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, beyond_spz, read_spz, write_spz
@@ -34,6 +34,7 @@ from splatstudio.formats.torch_file import (
 from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import free_memory
+from splatstudio.scene.ply_header import LONGEST_HEADER, PLY, parse_header
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,11 +259,7 @@ def format_to_write(path: Path | str) -> Format:
 
 
 def write_gaussians(
-    path: Path | str,
-    gaussians: Gaussians,
-    extras: FileExtras = FileExtras(),
-    *,
-    form: Format | None = None,
+    path: Path | str, gaussians: Gaussians, extras: FileExtras = FileExtras(), *, form: Format | None = None
 ) -> None:
     """Write the Gaussians, in the frame they are given (COLMAP's axes), by default as the file's ending says.
 

@@ -23,7 +23,7 @@ from splatstudio.formats.model_arrays import (
     splats_read,
     write_file,
 )
-from splatstudio.formats.ply import ANTIALIASED, Element, PlyHeader, parse_header
+from splatstudio.formats.ply import ANTIALIASED
 from splatstudio.formats.quantize import (
     colors_of,
     opacity_bytes,
@@ -35,6 +35,7 @@ from splatstudio.formats.quantize import (
     without_largest,
 )
 from splatstudio.gaussians.gaussians import Gaussians, morton_order
+from splatstudio.scene.ply_header import Element, PlyHeader, parse_header
 
 GROUP = 256  # Gaussians that share bounds
 POSITION_BOUNDS = ["min_x", "min_y", "min_z", "max_x", "max_y", "max_z"]

@@ -110,7 +110,7 @@ def splats_read(
     )
     finite = np.ones(len(arrays), bool)
     for part in vars(bounded).values():
-        if not _all_finite(part):
+        if not all_finite(part):
             finite &= np.isfinite(part.reshape(len(arrays), -1)).all(axis=1)
     kept, notes, num_out = bounded, (), len(arrays) - int(finite.sum())
     if num_out:
@@ -126,12 +126,12 @@ def splats_read(
 
 def without_infinite_opacities(logits: np.ndarray) -> np.ndarray:
     """Return the logits with finite ones for opacities of exactly 0 and 1, whose logits are infinite."""
-    return logits if _all_finite(logits) else np.where(np.isinf(logits), np.copysign(OPAQUE, logits), logits)
+    return logits if all_finite(logits) else np.where(np.isinf(logits), np.copysign(OPAQUE, logits), logits)
 
 
 def without_infinite_scales(scales: np.ndarray) -> np.ndarray:
     """Return the log scales with finite ones for sizes of exactly 0, as of flat splats."""
-    return scales if _all_finite(scales) else np.where(np.isneginf(scales), NO_SIZE, scales)
+    return scales if all_finite(scales) else np.where(np.isneginf(scales), NO_SIZE, scales)
 
 
 def left_out_note(path: Path, num_out: int, num: int) -> str:
@@ -148,7 +148,8 @@ def _owned(array: np.ndarray) -> np.ndarray:
     return array if array.flags.writeable else array.copy()
 
 
-def _all_finite(array: np.ndarray) -> bool:
+def all_finite(array: np.ndarray) -> bool:
+    """Return whether no value is infinite or not a number."""
     # A sum is finite only if all its terms are, and needs no table of booleans; large terms may overflow it.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
@@ -156,7 +157,7 @@ def _all_finite(array: np.ndarray) -> bool:
 
 def _refuse_non_finite(path: Path, name: str, array: np.ndarray, verdict: str) -> None:
     """Raise ValueError naming the first value that is not finite."""
-    if _all_finite(array):
+    if all_finite(array):
         return
     wrong = np.argwhere(~np.isfinite(array))
     if len(wrong):

@@ -84,6 +84,7 @@ class _Packed:
     """The columns of a file, before they mean anything."""
 
     fractional_bits: int
+    flags: int
     positions: np.ndarray  # [N, 3, 3] uint8, little-endian
     opacities: np.ndarray  # [N] uint8
     colors: np.ndarray  # [N, 3] uint8
@@ -107,6 +108,7 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     num, num_shn = len(model), model.shN.shape[1]
     packed = _Packed(
         grid.bits,
+        ANTIALIASED if antialiased else 0,
         positions=np.empty((num, 3, 3), np.uint8),
         opacities=np.empty(num, np.uint8),
         colors=np.empty((num, 3), np.uint8),
@@ -125,8 +127,7 @@ def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
         steps = SH_STEPS[:num_shn]
         codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
         packed.sh[rows] = np.clip(codes, 0, 255)
-    flags = ANTIALIASED if antialiased else 0
-    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, grid.bits, flags, 0)
+    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, grid.bits, packed.flags, 0)
     columns = (packed.positions, packed.opacities, packed.colors, packed.scales, packed.rotations, packed.sh)
     write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
 
@@ -241,7 +242,7 @@ def read_spz(path: Path | str) -> SplatFile:
         chunk.shN[:] = (packed.sh[rows].astype(np.float32) - 128) / 128
         turned = half_turned(chunk, ABOUT_X)
         chunk.means[:], chunk.quats[:], chunk.shN[:] = turned.means, turned.quats, turned.shN
-    return splats_read(path, model, antialiased=_is_antialiased(content))
+    return splats_read(path, model, antialiased=bool(packed.flags & ANTIALIASED))
 
 
 def _rotations(codes: np.ndarray) -> np.ndarray:
@@ -255,15 +256,6 @@ def _rotations(codes: np.ndarray) -> np.ndarray:
     sizes = (thirds & np.uint32(511)).astype(np.float32) * np.float32(SQRT_HALF / 511)
     others = np.where(thirds >> np.uint32(9), -sizes, sizes)
     return with_largest((whole >> np.uint32(30)).astype(np.intp), others)[:, WXYZ_OF_XYZW]
-
-
-def _is_antialiased(start: bytes) -> bool:
-    """Return whether a file with this `start` says that its Gaussians were trained anti-aliased."""
-    try:
-        header = zlib.decompressobj(wbits=31).decompress(start, HEADER.size) if start[:2] == GZIP else start
-    except zlib.error:
-        return False
-    return len(header) >= HEADER.size and bool(HEADER.unpack_from(header)[5] & ANTIALIASED)
 
 
 def _column_shapes(path: Path, header: bytes) -> list[tuple[int, ...]]:
@@ -317,7 +309,7 @@ def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
         raise ValueError(f"{path} is damaged: data follow its splats")
     if not stream.eof:
         raise ValueError(f"{path} is cut off: its last bytes, with the checksum, are missing")
-    return _Packed(bits, *columns)
+    return _Packed(bits, flags, *columns)
 
 
 def _inflated(stream: zlib._Decompress, num_bytes: int) -> bytes:  # type: ignore[name-defined]
@@ -368,7 +360,7 @@ def _streams_of_zstd(path: Path, content: bytes) -> _Packed:
     if end != len(content):
         raise ValueError(f"{path} is damaged: data follow its last stream")
     columns += [np.empty(shape, np.uint8) for shape in shapes[len(filled) :]]
-    return _Packed(bits, *columns)
+    return _Packed(bits, flags, *columns)
 
 
 def _refuse_other_axes(path: Path, extensions: bytes) -> None:

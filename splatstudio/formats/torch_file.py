@@ -100,6 +100,11 @@ def save_tensors(path: Path, content: Any) -> None:
     write_file(path, buffer.getbuffer())
 
 
+def claims_too_much(tensor: Tensor) -> bool:
+    """Return whether a few numbers pretend to be many by being counted again and again."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
 def splats_of_tensors(path: Path, tensors: Mapping[str, Any], step: int | None = None) -> SplatFile:
     """Return what the file `path` holds, with the `tensors` means, quats, scales, opacities, sh0 and shN.
 
@@ -113,8 +118,7 @@ def splats_of_tensors(path: Path, tensors: Mapping[str, Any], step: int | None =
             raise ValueError(f"{path}: {name!r} is not a dense tensor of floating-point numbers")
         if tensor.device.type != "cpu" or tensor.is_quantized:
             raise ValueError(f"{path}: {name!r} has no values of its own")
-        # A few numbers can pretend to be many by being counted again and again.
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        if claims_too_much(tensor):
             raise ValueError(f"{path} is damaged: {name!r} claims more numbers than it has")
     means = tensors["means"]
     num = means.shape[0] if means.ndim else 0

@@ -19,7 +19,7 @@ from PIL import Image
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN
-from splatstudio.files.durable import write_durably
+from splatstudio.formats.model_arrays import arrays_to_write, write_file
 from splatstudio.gaussians.gaussians import SH_C0, Gaussians, central_bounds, unit_quats
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels.reference import rotation_matrices
@@ -88,14 +88,7 @@ def write_viewer_page(path: Path | str, gaussians: Gaussians, view: PageView = A
     that cannot be written.
     """
     path = Path(path)
-    if len(gaussians) == 0:
-        raise ValueError(f"{path} is not written: the model has no splats")
-    for name, tensor in gaussians.tensors().items():
-        wrong = torch.nonzero(~torch.isfinite(tensor.detach()))
-        if len(wrong):
-            row = wrong[0].tolist()
-            value = float(tensor[tuple(row)])
-            raise ValueError(f"{path} cannot be written: {name!r} of splat {row[0]} is {value}")
+    arrays_to_write(path, gaussians)  # refuses what no file may hold
     placed, opening = page_frame(gaussians, view)
     # A file's name may hold bytes that are no text.
     title = (view.title or path.stem).encode(errors="replace").decode()
@@ -105,10 +98,7 @@ def write_viewer_page(path: Path | str, gaussians: Gaussians, view: PageView = A
             f"{path} is not written: {len(gaussians):,} splats are more than a browser takes in one page;"
             " leave out the faint ones, or crop to a box"
         )
-    try:
-        write_durably(path, text.encode())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_file(path, text.encode())
 
 
 def page_frame(gaussians: Gaussians, view: PageView) -> tuple[Gaussians, Opening]:

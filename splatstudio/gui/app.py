@@ -11,9 +11,7 @@ from typing import TypeVar
 
 import viser
 
-from splatstudio.checkpoints.checkpoint import (
-    newest_checkpoint,
-)
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher

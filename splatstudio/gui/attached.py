@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 import time
@@ -30,25 +31,10 @@ from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import DeviceOptions
 
 # What is for the studio, of the words of a command line; all else is for the training.
-OWN_WORDS = {
-    "allow-host",
-    "allow-origin",
-    "attach",
-    "attach-via",
-    "browser",
-    "gpus",
-    "host",
-    "no-browser",
-    "no-train",
-    "nodes",
-    "nodes-at",
-    "port",
-    "ranks",
-    "run",
-    "tls-cert",
-    "tls-key",
-    "train",
-}
+OWN_WORDS = re.compile(
+    "allow-host|allow-origin|attach|attach-via|browser|gpus|host|no-browser|no-train|nodes|nodes-at|port"
+    "|ranks|run|tls-cert|tls-key|train"
+)
 
 MAX_RESTARTS = 100  # a machine that is replaced counts, too
 
@@ -70,9 +56,9 @@ class AttachedProject(Project):
 
     def first_job(self) -> TrainJob:
         """Return the training."""
-        return self.training_job(resume=False)
+        return self.training_job()
 
-    def training_job(self, *, resume: bool) -> TrainJob:
+    def training_job(self) -> TrainJob:
         """Return the training."""
         assert self.run_dir is not None
         scene_path = self.run_dir if self.scene is None else self.scene.path
@@ -200,7 +186,7 @@ def words_for_training(arguments: Sequence[str], path: Path) -> tuple[str, ...]:
     kept, words = False, []
     for word in arguments:
         if word.startswith("--"):
-            kept = word[2:].partition("=")[0].replace("_", "-") not in OWN_WORDS
+            kept = OWN_WORDS.fullmatch(word[2:].partition("=")[0].replace("_", "-")) is None
         if kept and Path(word) != path:
             words.append(word)
     return tuple(words)

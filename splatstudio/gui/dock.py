@@ -20,7 +20,7 @@ from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, Panel, Rest, ShownMeaning, SinglePress, when_user
 from splatstudio.gui.server.viser_private import element_id
-from splatstudio.gui.state.project import LIMIT, Project
+from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html
@@ -29,7 +29,7 @@ from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import PlateauReached, Save, State, Stop
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.runtime.tasks import num_bytes
-from splatstudio.settings.config import TrainConfig, differing, value_of
+from splatstudio.settings.config import LIMIT, TrainConfig, differing, value_of
 from splatstudio.settings.presets import nearest_preset
 from splatstudio.training.time_plan import (
     StepTimes,

@@ -321,7 +321,7 @@ def _rasterize(
 
 def _picture(p: Projected, settings: RasterSettings) -> Raster:
     """Composite on a GPU, without what only the way back would need."""
-    lists = _lists((p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii), settings)
+    lists = _lists(p, settings, settings.room)
     background = settings.background.to(p.means2d).contiguous()
     rgb, alpha, depth_sum = _native().raster_picture(
         *lists, background, settings.width, settings.height, settings.max_alpha
@@ -329,13 +329,12 @@ def _picture(p: Projected, settings: RasterSettings) -> Raster:
     return Raster(rgb, alpha, depth_sum, lists[2][-1:].clone())
 
 
-def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tensor, ...]:
+def _lists(p: Projected, settings: RasterSettings, room: int | None = None) -> tuple[Tensor, ...]:
     """Return splats, order, splat_starts, tile_starts, instances, slots of what was projected."""
-    native, size = _native(), (settings.width, settings.height)
-    rows = [tensor.contiguous() for tensor in tensors]
-    if settings.room is None:
-        return native.bin(*rows, *size, num_threads())
-    return native.bin_within(*rows, *size, settings.room)
+    rows = [part.contiguous() for part in (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)]
+    if room is None:
+        return _native().bin(*rows, settings.width, settings.height, num_threads())
+    return _native().bin_within(*rows, settings.width, settings.height, room)
 
 
 class _Rasterize(torch.autograd.Function):
@@ -344,11 +343,9 @@ class _Rasterize(torch.autograd.Function):
         ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad, projected
     ):
         ctx.set_materialize_grads(False)
-        rows = (means2d, conics, depths, opacities, colors, radii)
-        if projected is not None:  # the others but stand in for it
-            p = projected
-            rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
-        lists = _lists(rows, settings)
+        # The other tensors but stand in for what is `projected`.
+        p = projected or Projected(means2d, conics, depths, opacities, colors, radii)
+        lists = _lists(p, settings, settings.room)
         background = settings.background.to(means2d).contiguous()
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
@@ -493,7 +490,7 @@ def rasterize_median(projected: Projected, settings: RasterSettings) -> MedianRa
     Raises RuntimeError when the kernels have not been built.
     """
     size = (settings.width, settings.height)
-    lists = _binned(projected, settings)
+    lists = _lists(projected, settings)
     return MedianRaster(*_native().raster_median(*lists, *size, settings.max_alpha, num_threads()))
 
 
@@ -507,7 +504,7 @@ def rasterize_solid(projected: Projected, surfaces: Tensor, settings: RasterSett
     """
     background = settings.background.to(projected.means2d).contiguous()
     extra = (surfaces.contiguous(), background, settings.width, settings.height, num_threads())
-    return SolidRaster(*_native().raster_solid(*_binned(projected, settings), *extra))
+    return SolidRaster(*_native().raster_solid(*_lists(projected, settings), *extra))
 
 
 @torch.no_grad()
@@ -517,9 +514,3 @@ def to_uint8(image: Tensor) -> Tensor:
     Raises RuntimeError when the kernels have not been built.
     """
     return _native().to_uint8(image.contiguous(), num_threads())
-
-
-def _binned(p: Projected, settings: RasterSettings) -> list[Tensor]:
-    rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
-    rows = [tensor.contiguous() for tensor in rows]
-    return _native().bin(*rows, settings.width, settings.height, num_threads())

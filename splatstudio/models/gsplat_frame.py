@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from splatstudio.cameras.camera import rigid
 from splatstudio.scene.colmap_model import ColmapModel
 
 # Of models of five captures, trained for 300 and 1500 steps, half of the scene's points lay within 0.04 of
@@ -64,14 +65,12 @@ def possible_frames(viewmats: np.ndarray, points: np.ndarray) -> list[np.ndarray
     moved = points @ first[:3, :3].T + first[:3, 3]
     center = np.median(moved, axis=0)
     _, vectors = np.linalg.eigh(np.cov(moved - center, rowvar=False))
-    axes = vectors[:, ::-1].T  # the longest first
+    axes = vectors.T[::-1].copy()  # the longest first
     axes[0] *= np.sign(np.linalg.det(axes))
     frames = []
     for x, y in itertools.product((1.0, -1.0), repeat=2):
-        turned = np.eye(4)
-        turned[:3, :3] = np.array([[x], [y], [x * y]]) * axes
-        turned[:3, 3] = -turned[:3, :3] @ center
-        frames.append(turned @ first)
+        turn = np.array([[x], [y], [x * y]]) * axes
+        frames.append(rigid(turn, -turn @ center) @ first)
     return frames
 
 
@@ -96,6 +95,4 @@ def _upright(viewmats: np.ndarray) -> np.ndarray | None:
     if not distance > 1e-9 * max(1.0, float(np.abs(positions).max())):
         return None  # they stand at one point
     scale = 1.0 / distance
-    frame = np.eye(4)
-    frame[:3, :3], frame[:3, 3] = scale * turn, scale * shift
-    return frame
+    return rigid(scale * turn, scale * shift)

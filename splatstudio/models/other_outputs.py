@@ -79,15 +79,13 @@ def output_in(folder: Path) -> OtherOutput | None:
         if not steps or any(part_of(file) is not None for file in steps[max(steps)]):
             return None
         found = {step: files[0] for step, files in steps.items()}
-    if not found:
-        plys = [*folder.glob("ply/*.ply"), *folder.glob("point_cloud_*.ply")]
-        found = _numbered((file, GSPLAT_PLY.fullmatch(file.name)) for file in plys)
-    if not found:
-        checkpoints = folder.glob("chkpnt*.pth")
-        found = _numbered((file, INRIA_CHECKPOINT.fullmatch(file.name)) for file in checkpoints)
-    if not found:
-        checkpoints = [*folder.glob("nerfstudio_models/step-*.ckpt"), *folder.glob("step-*.ckpt")]
-        found = _numbered((file, NERFSTUDIO_CHECKPOINT.fullmatch(file.name)) for file in checkpoints)
+    for name, places in (
+        (GSPLAT_PLY, ("ply/*.ply", "point_cloud_*.ply")),
+        (INRIA_CHECKPOINT, ("chkpnt*.pth",)),
+        (NERFSTUDIO_CHECKPOINT, ("nerfstudio_models/step-*.ckpt", "step-*.ckpt")),
+    ):
+        files = (file for place in places for file in folder.glob(place))
+        found = found or _numbered((file, name.fullmatch(file.name)) for file in files)
     if not found:
         return None
     newest = max(found)

@@ -139,13 +139,7 @@ class DepthGuide:
         return self._weighted(index, camera, alpha, depth_sum, mask, 1.0)
 
     def _weighted(
-        self,
-        index: int,
-        camera: Camera,
-        alpha: Tensor,
-        depth_sum: Tensor,
-        mask: Tensor | None,
-        weight: float,
+        self, index: int, camera: Camera, alpha: Tensor, depth_sum: Tensor, mask: Tensor | None, weight: float
     ) -> Tensor | None:
         """Return `weight` times the `error`."""
         points = self._points_of(index, alpha)

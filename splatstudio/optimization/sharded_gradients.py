@@ -346,13 +346,7 @@ def _add_camera(
         shown = dropout.drawn(gaussians.detach())
         given = {**totals, "opacities": torch.zeros_like(gaussians.opacities)}
     add_gradients(
-        given,
-        shown,
-        shared.all_radii[number],
-        shown_colors,
-        v_projected,
-        camera=camera,
-        settings=settings,
+        given, shown, shared.all_radii[number], shown_colors, v_projected, camera=camera, settings=settings
     )
     if dropout is not None:
         totals["opacities"] += given["opacities"] * dropout.slopes(gaussians.opacities)

@@ -141,13 +141,7 @@ class TrainStep:
             return
         visible = sums.seen if plan.visible_only else None
         self.optimizer.step(
-            self.gaussians,
-            sums.tensors,
-            plan.rates,
-            visible,
-            regularization,
-            batch_size=num,
-            gate=self.gate,
+            self.gaussians, sums.tensors, plan.rates, visible, regularization, batch_size=num, gate=self.gate
         )
 
 

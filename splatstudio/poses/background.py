@@ -6,13 +6,7 @@ import threading
 from pathlib import Path
 
 from splatstudio.files.durable import write_durably
-from splatstudio.poses.estimate import (
-    EndRequest,
-    EstimationEnded,
-    OnProgress,
-    PoseProgress,
-    estimate_until,
-)
+from splatstudio.poses.estimate import EndRequest, EstimationEnded, OnProgress, PoseProgress, estimate_until
 from splatstudio.poses.growing import GrowingModel, read_growing
 from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore
@@ -24,15 +18,15 @@ class BackgroundEstimation:
     `on_progress` is called from its thread. Its end is that of `wait`, or of the process.
     """
 
-    def __init__(self, source: Path, *, frames: int | None = None, on_progress: OnProgress | None = None):
-        """Begin, with as many `frames` of each video as `estimate_poses` takes."""
+    def __init__(self, source: Path, *, on_progress: OnProgress | None = None):
+        """Begin."""
         self.source = source
         self.store = PoseStore(source.absolute())
         self.progress: PoseProgress | None = None  # the newest
         self.report: PoseReport | None = None  # at the end
         self.error: ValueError | OSError | MemoryError | None = None
         self.asked = False  # for the poses so far
-        self._frames, self._tell = frames, on_progress
+        self._tell = on_progress
         self._stop = EndRequest()
         self._over = threading.Event()
         # A thread of the background: the stages end with it, and what they have finished is kept.
@@ -74,7 +68,7 @@ class BackgroundEstimation:
 
     def _run(self) -> None:
         try:
-            self.report = estimate_until(self._stop, self.source, self._frames, self._follow)
+            self.report = estimate_until(self._stop, self.source, None, self._follow)
         except EstimationEnded:
             pass
         except (ValueError, OSError, MemoryError) as error:

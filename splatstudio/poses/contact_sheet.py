@@ -74,31 +74,25 @@ def _drawn(store: PoseStore, sections: list[tuple[str, list[str]]]) -> Image.Ima
             left, y = GAP + number % COLUMNS * (SIDE + GAP), top + number // COLUMNS * cell
             picture = _small(store, name)
             sheet.paste(picture, (left + (SIDE - picture.width) // 2, y + (SIDE - picture.height) // 2))
-            draw.text((left, y + SIDE), _fitting(draw, font, name, SIDE), INK, font)
+            draw.text((left, y + SIDE), _shortened(draw, font, name, SIDE, end=True), INK, font)
         top += num_rows * cell
     return sheet
 
 
-def _fitting(
-    draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str, width: int
-) -> str:
-    """Return as much of the end of a text, which tells names apart, as is no wider than `width` pixels."""
-    if draw.textlength(text, font) <= width:
-        return text
-    while text and draw.textlength("..." + text, font) > width:
-        text = text[1:]
-    return "..." + text
-
-
 def _shortened(
-    draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str, width: int
+    draw: ImageDraw.ImageDraw,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    text: str,
+    width: int,
+    *,
+    end: bool = False,
 ) -> str:
-    """Return as much of the beginning of a sentence as is no wider than `width` pixels."""
-    if draw.textlength(text, font) <= width:
-        return text
-    while text and draw.textlength(text + "...", font) > width:
-        text = text[:-1]
-    return text + "..."
+    """Return as much of a text's beginning, or of its `end`, as is no wider than `width` pixels."""
+    shown = text
+    while text and draw.textlength(shown, font) > width:
+        text = text[1:] if end else text[:-1]
+        shown = f"...{text}" if end else f"{text}..."
+    return shown
 
 
 def _small(store: PoseStore, name: str) -> Image.Image:

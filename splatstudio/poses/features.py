@@ -79,8 +79,7 @@ def _cameras(store: PoseStore, manifest: Manifest) -> dict[str, int]:
     """Return the database's number of each camera of the photos; those that are new are written."""
     options = pycolmap.ImageReaderOptions()
     options.camera_model = FIRST_MODEL
-    database = pycolmap.Database.open(store.database)
-    try:
+    with pycolmap.Database.open(store.database) as database:
         there = {image.name: image.camera_id for image in database.read_all_images()}
         numbers: dict[str, int] = {}
         for photo in manifest.used:
@@ -94,8 +93,6 @@ def _cameras(store: PoseStore, manifest: Manifest) -> dict[str, int]:
                 rig.add_ref_sensor(camera.sensor_id)
                 database.write_rig(rig)
         return numbers
-    finally:
-        database.close()
 
 
 def match_features(store: PoseStore, manifest: Manifest, announce: Announce) -> None:
@@ -146,8 +143,7 @@ def _matched(database: Path) -> set[int]:
 
 
 def _pairs(store: PoseStore, photos: tuple[InputPhoto, ...], ids: Mapping[str, int]) -> set[tuple[int, int]]:
-    database = pycolmap.Database.open(store.database)
-    try:
+    with pycolmap.Database.open(store.database) as database:
 
         def descriptors(number: int) -> np.ndarray:
             return database.read_descriptors(ids[photos[number].name]).data
@@ -157,8 +153,6 @@ def _pairs(store: PoseStore, photos: tuple[InputPhoto, ...], ids: Mapping[str, i
             videos = [sources.index(source) for source in sources]
             return pairs_of_frames(videos, descriptors)
         return pairs_of_photos(len(photos), descriptors, places_by_gps(database, photos, ids))
-    finally:
-        database.close()
 
 
 def places_by_gps(

@@ -188,7 +188,7 @@ def changes(store: PoseStore) -> str | None:
             counts["new"] += 1
         elif (then[name].num_bytes, then[name].mtime_ns) != _stamp(path):
             counts["changed"] += 1
-        elif _has_passed(then[name]):
+        elif then[name].may_pass:
             counts["that can be read now"] += _can_be_read(path)
         elif knows_masks and not then[name].left_out and then[name].seconds is None:
             counts["with another mask"] += then[name].mask != _mask_stamp(masks, name)
@@ -265,7 +265,7 @@ def _photo(
     same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
     # One that was left out beside an equal one has no picture here, and may be the only one by now.
     refused = before is not None and before.left_out and not before.left_out.startswith(SAME)
-    refused = refused and before is not None and not _has_passed(before)
+    refused = refused and before is not None and not before.may_pass
     if before is not None and same and (refused or (before.name == name and picture.exists())):
         kept = msgspec.structs.replace(before, mask=mask_stamp)
         if mask is not None and not refused:
@@ -288,11 +288,6 @@ def _photo(
 def _may_pass(error: ValueError) -> bool:
     """Return whether the file could not even be opened, which is no fault of its content."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in CLOSED
-
-
-def _has_passed(photo: InputPhoto) -> bool:
-    """Return whether what a photo is left out for may have passed; earlier manifests tell by its words."""
-    return photo.may_pass or photo.left_out.startswith("cannot be read: Permission denied")
 
 
 def _can_be_read(path: Path) -> bool:

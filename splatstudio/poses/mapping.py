@@ -77,15 +77,12 @@ class _Keeper:
     ) -> None:
         """Put models in the place of those of before, the first upright, and write the report on them."""
         store, manifest = self.store, self.manifest
-        database = pycolmap.Database.open(store.database)
-        try:
+        with pycolmap.Database.open(store.database) as database:
             places = places_by_gps(database, manifest.used, self.ids)
             photos = {photo.name: photo for photo in manifest.used}
             upright = make_upright(models[0], photos, _by_name(manifest, places))
             upright, frame = _in_frame_of_before(store, models[0], upright)
             report = review(store, manifest, models, database, self.told, upright, notes)
-        finally:
-            database.close()
         _keep(store, models, so_far_only(report, manifest) if so_far else report, frame)
 
 
@@ -145,8 +142,7 @@ def _grown(
         store.mapping.mkdir()
         start.write(store.mapping)
         manager.read(store.mapping)
-    database = pycolmap.Database.open(store.database)
-    try:
+    with pycolmap.Database.open(store.database) as database:
         pipeline = pycolmap.IncrementalPipeline(options, database, manager)
         snapshots = GrowthWriter(store.growing_file, num_photos)
 
@@ -164,8 +160,6 @@ def _grown(
         announce(0 if start is None else start.num_reg_images(), num_photos, "photos with a pose")
         pipeline.run()
         return [pycolmap.Reconstruction(manager.get(number)) for number in range(manager.size())]
-    finally:
-        database.close()
 
 
 def _with_loose_placed_anew(
@@ -210,12 +204,9 @@ def _is_model(model: pycolmap.Reconstruction) -> bool:
 
 def _told_focals(path: Path) -> dict[int, float]:
     """Return the focal lengths in pixels that the photos' files tell, by camera."""
-    database = pycolmap.Database.open(path)
-    try:
+    with pycolmap.Database.open(path) as database:
         cameras = database.read_all_cameras()
         return {c.camera_id: float(c.mean_focal_length()) for c in cameras if c.has_prior_focal_length}
-    finally:
-        database.close()
 
 
 def _with_told_focal_lengths(

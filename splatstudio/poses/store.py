@@ -149,8 +149,4 @@ class PoseStore:
 
 def fingerprint(manifest: Manifest) -> str:
     """Return a name for the inputs that changes with any of them."""
-    values = msgspec.to_builtins(manifest)
-    for photo in values["photos"]:
-        if not photo["may_pass"]:
-            del photo["may_pass"]  # which manifests of before did not have: poses of then are good
-    return sha256(msgspec.json.encode(values)).hexdigest()[:16]
+    return sha256(msgspec.json.encode(manifest)).hexdigest()[:16]

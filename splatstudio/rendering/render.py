@@ -99,11 +99,9 @@ def render(
     return _render(stages_for(gaussians.means), gaussians, camera, options, probe)
 
 
-def render_reference(
-    gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()
-) -> Rendering:
+def render_reference(gaussians: Gaussians, camera: Camera) -> Rendering:
     """Draw the Gaussians by the plain-torch reference: slow, on any device, to compare with."""
-    return _render(reference, gaussians, camera, options, None)
+    return _render(reference, gaussians, camera, RenderOptions(), None)
 
 
 @torch.no_grad()
@@ -138,11 +136,7 @@ def _project(
 
 
 def _render(
-    stages: ModuleType,
-    gaussians: Gaussians,
-    camera: Camera,
-    options: RenderOptions,
-    probe: Tensor | None,
+    stages: ModuleType, gaussians: Gaussians, camera: Camera, options: RenderOptions, probe: Tensor | None
 ) -> Rendering:
     sh_degree = gaussians.sh_degree
     if options.sh_degree is not None:

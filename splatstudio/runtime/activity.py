@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -46,71 +45,64 @@ class WorkerContext:
     launched: bool = False  # by torchrun or Slurm: the ranks may be on several machines
 
 
-class Activity(Protocol):
+class Activity:
     """What every rank does of a job, on the process's main thread; rank 0 also decides and answers."""
 
     def begin(self) -> None:
         """Do what comes before the first order."""
-        ...
+        raise NotImplementedError
 
     @property
     def step(self) -> int:
         """Return the number of steps done."""
-        ...
+        raise NotImplementedError
 
     @property
     def running(self) -> bool:
         """Return whether there is a next step."""
-        ...
+        return False
 
     @property
     def complete(self) -> bool:
         """Return whether all steps are done; for rank 0."""
-        ...
+        return False
 
     def execute(self, command: Command) -> None:
         """Carry out an order, or this rank's part of what rank 0 has all ranks do."""
-        ...
+        raise NotImplementedError
 
     def advance(self) -> None:
-        """Do the next step."""
-        ...
+        """Do the next step, where there is one."""
+        raise NotImplementedError
 
     def idle(self) -> None:
         """Look after what goes on in the background; called now and then while there is no step to do."""
-        ...
 
     def close(self) -> None:
         """Save what is unsaved and let everything go."""
-        ...
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker; for rank 0."""
-        ...
 
     def abandon(self) -> None:
         """Wait no longer for what other ranks do in the background: one of them has gone; for rank 0."""
-        ...
 
     def model_copy(self) -> Model | None:
         """Return the model as it is now, for a task beside the steps; None while there is none."""
-        ...
+        raise NotImplementedError
 
     @property
     def shared_views(self) -> SharedViews | None:
         """Return what draws pictures of a model that lies on several ranks; None where one has all of it."""
-        ...
+        return None
 
     def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
         """Return what each request shows of a model that lies on several ranks."""
-        ...
+        raise NotImplementedError
 
 
-class Viewing:
-    """The model of a ViewJob, with the interface of a Training that never runs."""
-
-    running = complete = False
-    shared_views = None  # one process shows a finished model
+class Viewing(Activity):
+    """The model of a ViewJob: one process shows it, and it has no next step."""
 
     def __init__(self, job: ViewJob, context: WorkerContext):
         self._job = job
@@ -144,23 +136,3 @@ class Viewing:
     def model_copy(self) -> Model | None:
         """Return the model for a job: nothing changes it, so that it needs no copy."""
         return self._model
-
-    def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
-        """Never called: one process shows a finished model."""
-        raise AssertionError("a finished model lies on one rank")
-
-    def advance(self) -> None:
-        """Never called: a finished model has no next step."""
-        raise AssertionError("a finished model has no next step")
-
-    def idle(self) -> None:
-        """Do nothing: nothing goes on in the background."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is unsaved."""
-
-    def rescue(self, error: Exception) -> None:
-        """Do nothing: a finished model is on the disk already."""
-
-    def abandon(self) -> None:
-        """Do nothing: one process shows a finished model."""

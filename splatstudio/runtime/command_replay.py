@@ -12,11 +12,11 @@ from splatstudio.files.durable import remove_partial
 from splatstudio.runtime import messages
 from splatstudio.runtime.root_cause import MEMORY, Cause
 from splatstudio.runtime.tasks import output_of
+from splatstudio.settings.config import LIMIT
 
 # Of these nothing is known before they are done; the others hold from the moment they are begun with.
 HOLD_WHEN_DONE = (messages.UpdateSettings, messages.SetCap, messages.Step)
 
-LIMIT = "densify.max_gaussians"
 ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterward
 
 

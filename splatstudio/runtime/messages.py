@@ -299,7 +299,6 @@ class Progress(Event, frozen=True):
     num_gaussians: int
     steps_per_second: float
     eta_seconds: float | None
-    elapsed_seconds: float
 
 
 class Densified(Event, frozen=True):

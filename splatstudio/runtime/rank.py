@@ -370,11 +370,7 @@ class _Client:
     def heard_by(self, context: WorkerContext, tell: Callable[[messages.Command], None]) -> WorkerContext:
         """Return the context of an activity whose news reach the client."""
         return replace(
-            context,
-            emit=self.emit,
-            publish=self._views.publish,
-            tell=tell,
-            saving=self._rank.begin_saving,
+            context, emit=self.emit, publish=self._views.publish, tell=tell, saving=self._rank.begin_saving
         )
 
     def start(self) -> None:

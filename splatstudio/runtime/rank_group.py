@@ -109,9 +109,10 @@ class RankGroup:
             self._let_go = weakref.finalize(self, _remove_empty, self._folder, hold(self._folder))
             self._processes = self._new_processes(self._slots.file, self._folder)
             with guarded_start():
-                for process in self._processes:
+                for rank, process in enumerate(self._processes):
                     process.start()
-                    self._identities += _identity(process.pid)
+                    if (started := self.process(rank)) is not None:  # it may be gone already
+                        self._identities.append(started)
             self._slots.close()
         except BaseException:
             self.abandon()
@@ -240,14 +241,6 @@ class RankGroup:
         elif cut_off:
             silence = "was cut off: the process that had started it was killed"
         return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
-
-
-def _identity(pid: int | None) -> list[psutil.Process]:
-    """Return the process of a number, in a list; it may be gone already."""
-    try:
-        return [psutil.Process(pid)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

@@ -221,15 +221,18 @@ class RemotePlan:
 class RemoteRun:
     """What a Supervisor is to processes of this machine. Methods may be called from any thread."""
 
+    pids: tuple[int, ...] = ()  # there is no process here
+    will_pause = None  # orders that are given while the line is broken are not kept
+    trains = False  # what it has to save it saves itself
+
     def __init__(self, plan: RemotePlan, job: messages.Job, listener: HubClient):
         self.job = job
         self._plan = plan
         self._listener = listener
         self._line: RemoteLine | None = plan.line
         self._sending = threading.Lock()
-        self._views: dict[
-            int, messages.SetView
-        ] = {}  # the newest of each, for a training that was started again
+        # The newest of each, for a training that was started again.
+        self._views: dict[int, messages.SetView] = {}
         self._jobs: set[int] = set()
         self._left = threading.Event()
         self._finished = False
@@ -243,21 +246,6 @@ class RemoteRun:
     def alive(self) -> bool:
         """Return whether it has been started and has not ended."""
         return self._thread.is_alive()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Return no process ids: there is no process here."""
-        return ()
-
-    @property
-    def will_pause(self) -> None:
-        """Return None: orders that are given while the line is broken are not kept."""
-        return None
-
-    @property
-    def trains(self) -> bool:
-        """Return False: what it has to save it saves itself."""
-        return False
 
     def send(self, command: messages.Command) -> None:
         """Give an order; Close only leaves, and the training goes on. What cannot arrive is told of."""

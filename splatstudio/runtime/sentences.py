@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.checkpoints.checkpoint import (
-    newest_checkpoint,
-    newest_or_why,
-    photos_of,
-    same_frame,
-)
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, newest_or_why, photos_of, same_frame
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
@@ -51,11 +46,6 @@ def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started
         return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning.{fewer}"
     step = checkpoint_step(checkpoint)
     return f"{cause.sentence} The training {verb} from the checkpoint of step {step:,}.{fewer}"
-
-
-def loss_of_view_sentence(cause: Cause, job: Job) -> str:
-    """Return what to tell the user about a worker that died after its training had ended."""
-    return f"{cause.sentence} {_what_is_safe(job)}"
 
 
 def saved_sentence(run_dir: Path, step: int) -> str:

@@ -36,7 +36,7 @@ from splatstudio.runtime.rank import activity_of, rank_main, setting_key
 from splatstudio.runtime.rank_group import RankGroup, RankMain
 from splatstudio.runtime.remote_run import RemotePlan
 from splatstudio.runtime.root_cause import Cause, rank_name, root_cause
-from splatstudio.runtime.sentences import failure_sentence, loss_of_view_sentence, restart_sentence
+from splatstudio.runtime.sentences import failure_sentence, restart_sentence
 from splatstudio.runtime.standstill import Patience
 
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
@@ -241,7 +241,10 @@ class Supervisor:
             return [messages.StateChanged("ended")]
         if self._finished:
             # The training had its last word; only the view of its result is gone.
-            return [messages.Warned(loss_of_view_sentence(cause, self.job)), messages.StateChanged("ended")]
+            return [
+                messages.Warned(failure_sentence(cause.sentence, self.job)),
+                messages.StateChanged("ended"),
+            ]
         if cause.final and _is_gone(self.job):
             cause = replace(cause, final=False)  # another checkpoint may serve
         # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.

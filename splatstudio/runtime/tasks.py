@@ -195,30 +195,22 @@ def _told(end: Event) -> str:
     return end.sentence if isinstance(end, JobFailed) else "cancelled"
 
 
-class _Drawing:
-    """How a job draws its model."""
-
-    def __init__(self, task: Task, model: Model, options: ViewOptions | None):
-        self._task, self._model, self._options = task, model, options
-        self._painter = Painter()
-
-    def __call__(self, camera: Camera) -> np.ndarray:
-        model = self._model
-        # Asked for each picture: a training may be paused or go on meanwhile.
-        with ops.limited_threads(self._task.num_threads()):
-            if self._options is None:
-                return render_image(model.gaussians, camera, model.options)
-            picture = self._painter.paint(model.gaussians, camera, model.options, self._options).picture
-            return picture.image
-
-
 def _drawing(
     task: Task, model: Model | CopyDrawer, cameras: Sequence[Camera], options: ViewOptions | None
 ) -> Callable[[Camera], np.ndarray]:
     """Return what draws `cameras`, one after the other."""
     if isinstance(model, CopyDrawer):
         return model.of(cameras, options, task.cancelled.is_set)
-    return _Drawing(task, model, options)
+    painter = Painter()
+
+    def draw(camera: Camera) -> np.ndarray:
+        # Asked for each picture: a training may be paused or go on meanwhile.
+        with ops.limited_threads(task.num_threads()):
+            if options is None:
+                return render_image(model.gaussians, camera, model.options)
+            return painter.paint(model.gaussians, camera, model.options, options).picture.image
+
+    return draw
 
 
 def output_of(command: JobCommand) -> Path:

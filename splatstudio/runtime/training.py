@@ -28,7 +28,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime import messages
-from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.activity import Activity, WorkerContext
 from splatstudio.runtime.agreement import Facts, agree, wait_for_run
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.shared_views import SharedViews
@@ -55,7 +55,7 @@ LOST = "; the steps since the last checkpoint are lost."
 log = logging.getLogger("splatstudio.runtime")
 
 
-class Training:
+class Training(Activity):
     """The Trainer of a TrainJob on one rank, and on rank 0 the Session of its run."""
 
     def __init__(self, job: messages.TrainJob, context: WorkerContext):
@@ -197,7 +197,7 @@ class Training:
         if self._context.launched and ranks.num_ranks > 1:
             self._leader = agree(ranks, self._job, scene)
         trainer = self._trainer = new_trainer(self._job, scene, ranks)
-        trainer.alive = self._context.alive
+        trainer.parts.survey.alive = self._context.alive
         self._figures = RankTimes(ranks)
         if ranks.num_ranks > 1:
             self._views = SharedViews(trainer, ranks, self._context.tell)
@@ -394,7 +394,7 @@ class Training:
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_after(pause_at)
-        self._news.runs(session.trainer)
+        self._news.restart(session.trainer.step)
         self._change_state("training")
 
     def _pause_after(self, step: int | None) -> None:
@@ -404,7 +404,7 @@ class Training:
 
     def _pause(self, session: Session, command: messages.Pause) -> None:
         if self.running:
-            self._news.stands_still(session.trainer)
+            self._news.tell(session.trainer)
             session.rest()
             self._change_state("paused")
 
@@ -452,7 +452,7 @@ class Training:
             saved = session.save_if_needed()
         except OSError as error:
             self._emit(messages.Warned(f"Not saved: {reason(error)}{otherwise.format(remedy(error))}"))
-            self._news.stands_still(session.trainer)
+            self._news.tell(session.trainer)
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way
@@ -509,7 +509,7 @@ class Training:
             self._emit(messages.Warned(f"Not evaluated: {error}"))
             return
         finally:
-            self._news.paused_for(time.monotonic() - started)
+            self._news.skip(time.monotonic() - started)
         self._news.evaluated(session, evaluation)
         if (unwritten := session.take_unwritten()) is not None:
             self._emit(messages.Warned(unwritten))

@@ -65,7 +65,6 @@ class ProgressTeller:
     def __init__(self, emit: Callable[[messages.Event], None]):
         self._emit = emit
         self._rate = StepRate()
-        self._started = time.monotonic()
         self._progress_due = 0.0
         self._loss: float | None = None
         self._psnr: float | None = None
@@ -122,8 +121,7 @@ class ProgressTeller:
             self._photo_errors = {}
 
     def _tell(self, trainer: Trainer, rate: float) -> None:
-        now = time.monotonic()
-        self._progress_due = now + PROGRESS_SECONDS
+        self._progress_due = time.monotonic() + PROGRESS_SECONDS
         if self._loss is None:
             return
         left = trainer.config.steps - trainer.step
@@ -136,7 +134,6 @@ class ProgressTeller:
                 num_gaussians=trainer.num_gaussians,
                 steps_per_second=rate,
                 eta_seconds=left / rate if rate > 0 else None,
-                elapsed_seconds=now - self._started,
             )
         )
 
@@ -146,30 +143,21 @@ def running_mean(mean: float | None, value: float) -> float:
     return value if mean is None else mean + (value - mean) * 0.1
 
 
-class TrainingNews:
+class TrainingNews(ProgressTeller):
     """Tells of one training by `emit`, each thing once."""
 
     def __init__(self, emit: Callable[[messages.Event], None]):
-        self._emit = emit
-        self._progress = ProgressTeller(emit)
+        super().__init__(emit)
         self._offer: PlateauNews | None = None  # what was told of a score that stands still, where it holds
 
     def begun(self, session: Session) -> None:
         """Tell where a training begins, or goes on after its last step."""
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
-        self._progress.go_on_from(session.run.metrics().rows, trainer.step)
+        self.go_on_from(session.run.metrics().rows, trainer.step)
         self._emit(
             messages.Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test)
         )
-
-    def runs(self, trainer: Trainer) -> None:
-        """Measure the speed from here on."""
-        self._progress.restart(trainer.step)
-
-    def stands_still(self, trainer: Trainer) -> None:
-        """Tell exactly at which step it does."""
-        self._progress.tell(trainer)
 
     def advanced(self, session: Session, advance: Advance) -> None:
         """Tell what came of a step."""
@@ -183,7 +171,7 @@ class TrainingNews:
         self.saved(advance.saved, advance.problem)
         if advance.stopped is not None:
             self._emit(messages.EvaluationStopped(advance.stopped))
-        self._progress.count(trainer, advance, last=session.finished)
+        self.count(trainer, advance, last=session.finished)
 
     def evaluated(self, session: Session, evaluation: Evaluation) -> None:
         """Tell the scores of the test photos."""
@@ -191,10 +179,6 @@ class TrainingNews:
         scores = (evaluation.psnr, evaluation.ssim, len(evaluation.images))
         written = (folder / f"step_{step:08d}.json").exists()
         self._emit(messages.Evaluated(step, *scores, folder if written else None))
-
-    def paused_for(self, seconds: float) -> None:
-        """Leave out of the speed what was done between two steps."""
-        self._progress.skip(seconds)
 
     def rises(self, step: int) -> None:
         """Tell who heard in an earlier process that the test score stands still that it no longer does."""

@@ -108,11 +108,7 @@ class Painter:
         return Painted(error_picture(gaussians, camera, options, rgb, shown), notice, kept)
 
     def _photo(
-        self,
-        scene: Scene | None,
-        index: int | None,
-        options: RenderOptions,
-        device: torch.device,
+        self, scene: Scene | None, index: int | None, options: RenderOptions, device: torch.device
     ) -> _Target:
         """Return a photo of the scene; ValueError says what is missing."""
         if scene is None:

@@ -32,14 +32,7 @@ MIN_FREE_BYTES = 2 << 30  # what is left of the disk
 BLOCK = 1 << 20
 UTF8_FLAG = 1 << 11  # of a ZIP's entry: its name is in UTF-8, not in that of MS-DOS
 
-DAMAGE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    UnicodeError,
-)
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, UnicodeError)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ import numpy as np
 from splatstudio.scene.capture import read_json
 from splatstudio.scene.colmap_model import colmap_pose
 from splatstudio.scene.posed_frames import (
-    NO_COLORS,
-    NO_POINTS,
     OPENGL_CAMERA,
     Y_UP_TO_Z_UP,
     PosedFrame,
@@ -87,13 +85,13 @@ def read_record3d(path: Path) -> PosedFrames:
 def _view(values: Values, matrix: np.ndarray) -> np.ndarray:
     """Return world to camera of ARKit's camera to world [3, 4], in a world whose z is up."""
     turned = Y_UP_TO_Z_UP @ matrix
-    return view_of(values, turned[:, :3] @ OPENGL_CAMERA, turned[:, 3])
+    return view_of(values.error, turned[:, :3] @ OPENGL_CAMERA, turned[:, 3])
 
 
 def _frames(where: Path, frames: list[PosedFrame]) -> PosedFrames:
     if not frames:
         raise ValueError(f"{where} holds no frame with a pose: export the recording again")
-    return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, upright=True)
+    return PosedFrames(tuple(frames), upright=True)
 
 
 def _files(folder: Path) -> list[Path]:

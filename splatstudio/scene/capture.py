@@ -176,14 +176,6 @@ def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
     return f"{of_all} in {where} {verb} not used{NAMED_BY_INFO}"
 
 
-def rigid(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:
-    """Return the [4, 4] matrix of a rotation [3, 3] and a translation [3]."""
-    matrix = np.eye(4)
-    matrix[:3, :3] = rotation
-    matrix[:3, 3] = translation
-    return matrix
-
-
 def _stem(name: str) -> str:
     path = Path(name)
     has_ending = path.suffix.lower() in IMAGE_SUFFIXES

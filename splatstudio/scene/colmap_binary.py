@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -99,10 +100,8 @@ def read_cameras(path: Path) -> dict[int, Lens]:
     return lenses
 
 
-def read_images(path: Path) -> list[ColmapImage]:
-    """Return the registered images of `path`; raises ValueError for a damaged file or an impossible pose."""
-    cursor = _Cursor(path)
-    images = []
+def _image_heads(cursor: _Cursor) -> Iterator[tuple[tuple, str]]:
+    """Yield what each image begins with and its name; the caller reads its observations."""
     for i in range(cursor.count(IMAGE_HEAD.size + 1 + COUNT.size, "images")):
         cursor.record = f"image {i + 1}"
         values = cursor.unpack(IMAGE_HEAD, "an image")
@@ -111,6 +110,14 @@ def read_images(path: Path) -> list[ColmapImage]:
             raise cursor.damaged("its name has no end")
         name = cursor.data[cursor.position : end].decode("utf-8", "backslashreplace")
         cursor.position = end + 1
+        yield values, name
+
+
+def read_images(path: Path) -> list[ColmapImage]:
+    """Return the registered images of `path`; raises ValueError for a damaged file or an impossible pose."""
+    cursor = _Cursor(path)
+    images = []
+    for values, name in _image_heads(cursor):
         num_points2d = cursor.count(24, "observations")
         cursor.position += num_points2d * 24
         where = f"{path}, image {name!r},"
@@ -128,14 +135,7 @@ def read_observed_points(path: Path) -> dict[str, np.ndarray]:
     cursor = _Cursor(path)
     observed = {}
     layout = np.dtype([("place", "<f8", 2), ("point", "<u8")])
-    for i in range(cursor.count(IMAGE_HEAD.size + 1 + COUNT.size, "images")):
-        cursor.record = f"image {i + 1}"
-        cursor.unpack(IMAGE_HEAD, "an image")
-        end = cursor.data.find(b"\0", cursor.position, cursor.position + MAX_NAME_BYTES)
-        if end < 0:
-            raise cursor.damaged("its name has no end")
-        name = cursor.data[cursor.position : end].decode("utf-8", "backslashreplace")
-        cursor.position = end + 1
+    for _, name in _image_heads(cursor):
         num = cursor.count(layout.itemsize, "observations")
         ids = np.frombuffer(cursor.data, layout, num, cursor.position)["point"].copy()
         cursor.position += num * layout.itemsize

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.cameras.camera import rigid, rotation_of
 from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.lens import Lens
@@ -138,15 +139,6 @@ def colmap_pose(quaternion: np.ndarray, translation: np.ndarray, where: str) -> 
     """
     if not (np.abs(translation).max() < MAX_COORDINATE and np.abs(quaternion).max() < MAX_COORDINATE):
         raise ValueError(f"{where} has a pose that is not finite; remove the image from the model")
-    length = float(np.linalg.norm(quaternion))
-    if not length > 1e-9:
+    if not np.linalg.norm(quaternion) > 1e-9:
         raise ValueError(f"{where} has a zero quaternion as its rotation; remove the image from the model")
-    w, x, y, z = quaternion / length
-    viewmat = np.eye(4)
-    viewmat[:3, :3] = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ]
-    viewmat[:3, 3] = translation
-    return viewmat
+    return rigid(rotation_of(quaternion), translation)

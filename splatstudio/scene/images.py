@@ -25,10 +25,10 @@ class PhotoLoader:
     and there the oldest is the next one needed. May be used from several threads.
     """
 
-    def __init__(self, scene: Scene, *, memory_bytes: int | None = None, num_threads: int | None = None):
+    def __init__(self, scene: Scene, *, memory_bytes: int | None = None):
         self.scene = scene
         self._budget = default_memory_budget() if memory_bytes is None else memory_bytes
-        self._num_threads = num_threads or max(1, min(8, os.cpu_count() or 1))
+        self._num_threads = max(1, min(8, os.cpu_count() or 1))
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="photo")
         self._lock = Lock()
         self._kept: dict[int, Photo] = {}

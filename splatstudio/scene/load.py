@@ -13,7 +13,7 @@ from shlex import quote
 
 import numpy as np
 
-from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera import Camera, rigid
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
@@ -474,8 +474,7 @@ def _view(
     size: tuple[int, int],
     transform: np.ndarray,
 ) -> View:
-    plain, turn = face.lens, np.eye(4)
-    turn[:3, :3] = face.turn
+    plain, turn = face.lens, rigid(np.array(face.turn), np.zeros(3))
     camera = Camera(turn @ shot.viewmat, plain.K, plain.width, plain.height)
     path = PurePosixPath(shot.name)
     return View(

@@ -14,16 +14,7 @@ from xml.etree import ElementTree
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import panorama
 from splatstudio.scene.lens import Lens
-from splatstudio.scene.posed_frames import (
-    NO_COLORS,
-    NO_POINTS,
-    PosedFrame,
-    PosedFrames,
-    Values,
-    fixed,
-    focal_lens,
-    view_of,
-)
+from splatstudio.scene.posed_frames import PosedFrame, PosedFrames, Values, fixed, focal_lens, view_of
 
 
 def read_metashape(path: Path) -> PosedFrames:
@@ -59,7 +50,7 @@ def read_metashape(path: Path) -> PosedFrames:
         if sensor not in lenses:
             lenses[sensor] = _lens(path, sensors[sensor], notes)
         matrix = values.numbers("transform", 16).reshape(4, 4)
-        viewmat = view_of(values, matrix[:3, :3], matrix[:3, 3])
+        viewmat = view_of(values.error, matrix[:3, :3], matrix[:3, 3])
         frame = PosedFrame(values.text("label"), viewmat, fixed(lenses[sensor]))
         components[camera.get("component_id")].append(frame)
     if not components:
@@ -77,7 +68,7 @@ def read_metashape(path: Path) -> PosedFrames:
             f"{num_in_rigs} cameras in {path} are left out: the file tells their poses only by those of the "
             "cameras beside them in a rig; Metashape can also export cameras as COLMAP's"
         )
-    return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, tuple(notes))
+    return PosedFrames(tuple(frames), notes=tuple(notes))
 
 
 def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.cameras.camera import rigid
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
 
@@ -45,10 +46,9 @@ def normalizing_transform(
         radius = depth
     # A lone camera without points has no scale of its own.
     size = radius if radius > 1e-12 * max(1.0, float(np.abs(positions).max())) else 1.0
-    transform = np.eye(4)
     turn = rotation_to_z(upward(held(rotations, orientations), positions) if up is None else up)
-    transform[:3, :3] = turn / size
-    transform[:3, 3] = -transform[:3, :3] @ attention(rotations, positions, points, size)
+    scaled = turn / size
+    transform = rigid(scaled, -scaled @ attention(rotations, positions, points, size))
     assert np.isfinite(transform).all(), "readers check that poses and points are finite"
     return transform
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from splatstudio.scene.capture import read_json, rigid
+from splatstudio.cameras.camera import rigid
+from splatstudio.scene.capture import read_json
 from splatstudio.scene.colmap_model import panorama
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.lens_models import LensKind
@@ -25,10 +26,7 @@ PROJECTIONS: dict[str, tuple[LensKind, tuple[str, ...]]] = {
     "brown": ("brown", ("k1", "k2", "p1", "p2", "k3")),
     "fisheye": ("fisheye", ("k1", "k2")),
     "fisheye_opencv": ("fisheye", ("k1", "k2", "k3", "k4")),
-    "fisheye62": (
-        "opensfm_fisheye624",
-        ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2"),
-    ),
+    "fisheye62": ("opensfm_fisheye624", ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")),
     "fisheye624": (
         "opensfm_fisheye624",
         ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s0", "s1", "s2", "s3"),

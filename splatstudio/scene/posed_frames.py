@@ -6,12 +6,13 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from splatstudio.cameras.camera import rigid
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
 from splatstudio.scene.capture import (
@@ -22,7 +23,6 @@ from splatstudio.scene.capture import (
     find_mask,
     missing_note,
     read_file,
-    rigid,
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE
@@ -33,6 +33,7 @@ from splatstudio.scene.photo import picture_header
 # Axes of a camera that looks along -z with y up (OpenGL, ARKit), in those of one along z with y down.
 OPENGL_CAMERA = np.diag([1.0, -1.0, -1.0])
 Y_UP_TO_Z_UP = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+ROTATION_TOLERANCE = 0.02  # of a matrix's scale; poses are printed with few digits by some programs
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +50,8 @@ class PosedFrames:
     """What a file of poses holds."""
 
     frames: tuple[PosedFrame, ...]
-    points: np.ndarray  # [P, 3]
-    colors: np.ndarray  # [P, 3] uint8
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # [P, 3]
+    colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
     notes: tuple[str, ...] = ()
     upright: bool = False  # z is up
 
@@ -204,18 +205,20 @@ def focal_lens(values: Values, size: tuple[int, int], fx: float, fy: float, cx: 
     return Lens(*size, fx, fy, cx, cy)
 
 
-def view_of(values: Values, camera_to_world: np.ndarray, position: np.ndarray) -> np.ndarray:
+def view_of(
+    error: Callable[[str], ValueError], camera_to_world: np.ndarray, position: np.ndarray, what: str = "pose"
+) -> np.ndarray:
     """Return world to camera [4, 4] of the axes [3, 3] of a camera (OpenCV's) in the world and its place.
 
-    Raises ValueError for axes that are no rotation, times any scale.
+    Raises `error`, by which the file calls it `what`, for axes that are no rotation, times any scale.
     """
     scale = np.cbrt(np.linalg.det(camera_to_world))
     if not scale > 1e-9:
-        raise values.error("has a pose that mirrors or is flat")
+        raise error(f"has a {what} that is no rotation (it mirrors or is flat)")
     u, _, vt = np.linalg.svd(camera_to_world / scale)
     rotation = (u @ vt).T
-    if not np.abs(rotation.T - camera_to_world / scale).max() < 0.02:
-        raise values.error("has a pose that is no rotation")
+    if not np.abs(rotation.T - camera_to_world / scale).max() < ROTATION_TOLERANCE:
+        raise error(f"has a {what} that is no rotation (it shears)")
     return rigid(rotation, -rotation @ position)
 
 
@@ -226,7 +229,3 @@ def rows_of(path: Path) -> Iterable[dict[str, str]]:
         yield from csv.DictReader(io.StringIO(text), skipinitialspace=True)
     except csv.Error as error:
         raise ValueError(f"{path} is no table: {error}; export it again") from error
-
-
-NO_POINTS = np.zeros((0, 3))
-NO_COLORS = np.zeros((0, 3), np.uint8)

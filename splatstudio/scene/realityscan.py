@@ -14,8 +14,6 @@ import numpy as np
 
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.posed_frames import (
-    NO_COLORS,
-    NO_POINTS,
     OPENGL_CAMERA,
     PosedFrame,
     PosedFrames,
@@ -36,10 +34,10 @@ def read_realityscan(path: Path) -> PosedFrames:
         heading, pitch, roll = (np.deg2rad(values.number(name)) for name in ("heading", "pitch", "roll"))
         axes = _about("z", -heading) @ _about("x", pitch) @ _about("y", roll) @ OPENGL_CAMERA
         position = np.array([values.number(name) for name in ("x", "y", "alt")])
-        frames.append(PosedFrame(values.text(NAME), view_of(values, axes, position), _lens_of(values)))
+        frames.append(PosedFrame(values.text(NAME), view_of(values.error, axes, position), _lens_of(values)))
     if not frames:
         raise ValueError(f"{path} holds no camera: export the internal and external camera parameters again")
-    return PosedFrames(tuple(frames), NO_POINTS, NO_COLORS, upright=True)
+    return PosedFrames(tuple(frames), upright=True)
 
 
 def _lens_of(values: Values) -> Callable[[int, int], Lens]:

@@ -21,7 +21,6 @@ from splatstudio.scene.capture import (
     missing_note,
     note_on_masks,
     read_json,
-    rigid,
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE, panorama
@@ -29,11 +28,11 @@ from splatstudio.scene.layout import NoPhotos
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import picture_header
 from splatstudio.scene.point_ply import read_point_ply
+from splatstudio.scene.posed_frames import view_of
 
 PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
 PANORAMA = "EQUIRECTANGULAR"
 FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
-ROTATION_TOLERANCE = 0.02  # of the matrix's scale; poses are printed with few digits by some programs
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,7 @@ def frame_pose(record: Record) -> np.ndarray:
     if not np.abs(matrix).max() < MAX_COORDINATE:
         raise record.error("has a transform_matrix that is not finite")
     axes = matrix[:, :3] * np.array([1.0, -1.0, -1.0])
-    scale = np.cbrt(np.linalg.det(axes))
-    if not scale > 1e-9:
-        raise record.error("has a transform_matrix that is no rotation (it mirrors or is flat)")
-    u, _, vt = np.linalg.svd(axes / scale)
-    if not np.abs(axes / scale - u @ vt).max() < ROTATION_TOLERANCE:
-        raise record.error("has a transform_matrix that is no rotation (it shears)")
-    rotation = (u @ vt).T
-    return rigid(rotation, -rotation @ matrix[:, 3])
+    return view_of(record.error, axes, matrix[:, 3], "transform_matrix")
 
 
 def matrix_3x4(value: Any) -> np.ndarray | None:

@@ -36,6 +36,8 @@ from splatstudio.settings.strategy_config import (
 Precision = Literal["auto", "fp32", "mixed"]
 Order = Literal["insertion", "morton"]
 
+LIMIT = "densify.max_gaussians"  # the setting that `--max-splats` lowers
+
 
 @documented
 @dataclass(frozen=True)
@@ -243,40 +245,9 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
 
     Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
     """
-    config = _from_json(cls, _of_today(values), "")
+    config = _from_json(cls, values, "")
     check(config)
     return config
-
-
-def _of_today(values: Any) -> Any:
-    """Return settings as they are called now.
-
-    Until November 2026 `densify.absgrad` chose the strategy, and *fast* had rules of its own for who grows.
-    """
-    if not isinstance(values, dict):
-        return values
-    values = _with_rules_of_today(values)
-    densify = values.get("densify")
-    if not isinstance(densify, dict) or "absgrad" not in densify:
-        return values
-    kept = {name: value for name, value in densify.items() if name != "absgrad"}
-    if densify["absgrad"] is not True:
-        return {**values, "densify": kept}
-    threshold = {"grow_grad": kept.get("grow_grad", DensifyConfig.grow_grad)}
-    return {**values, "densify": kept, "strategy": "absgrad", "absgrad": threshold}
-
-
-def _with_rules_of_today(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with what *fast* still has of its older rules, where they are of a run of *fast*."""
-    fast = values.get("fast")
-    if not isinstance(fast, dict) or not isinstance(fast.get("thin_at"), list):
-        return values
-    if values.get("strategy") != "fast":
-        return {name: value for name, value in values.items() if name != "fast"}
-    kept = {
-        name: fast[name] for name in ("density", "long_growth", "thin_share", "min_weight") if name in fast
-    }
-    return {**values, "fast": {**kept, "thin_at": max(fast["thin_at"], default=1.0)}}
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
@@ -365,7 +336,7 @@ def settings_named(arguments: Iterable[str]) -> frozenset[str]:
 
     As "--steps 7", "--steps=7", "--optim.means-lr", "--densify.no-enabled".
     """
-    known = set(_names(TrainConfig))
+    known = set(setting_names(TrainConfig))
     named: set[str] = set()
     for argument in arguments:
         if argument.startswith("--"):
@@ -374,10 +345,11 @@ def settings_named(arguments: Iterable[str]) -> frozenset[str]:
     return frozenset(named & known)
 
 
-def _names(cls: Any, path: str = "") -> list[str]:
+def setting_names(cls: Any, path: str = "") -> list[str]:
+    """Return the dotted names of all settings of a class in the order of their declaration."""
     names: list[str] = []
     for name, hint in typing.get_type_hints(cls).items():
-        names += _names(hint, f"{path}{name}.") if is_dataclass(hint) else [path + name]
+        names += setting_names(hint, f"{path}{name}.") if is_dataclass(hint) else [path + name]
     return names
 
 

@@ -166,10 +166,7 @@ class DefaultStrategy:
 
 @torch.no_grad()
 def count(
-    counts: dict[str, Tensor],
-    seen: Observation,
-    radius2d: Tensor | None = None,
-    gate: StepGate | None = None,
+    counts: dict[str, Tensor], seen: Observation, radius2d: Tensor | None = None, gate: StepGate | None = None
 ) -> None:
     """Add what a picture showed to `grad2d` and `visible` of `counts` and, where given, to `radius2d`.
 

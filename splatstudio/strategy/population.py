@@ -84,12 +84,7 @@ def standing(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, int]:
 
 @torch.no_grad()
 def edit(
-    population: Population,
-    *,
-    keep: Tensor,
-    newborn: Gaussians,
-    parents: Tensor,
-    order: Tensor | None = None,
+    population: Population, *, keep: Tensor, newborn: Gaussians, parents: Tensor, order: Tensor | None = None
 ) -> None:
     """Drop the rows outside `keep` and add `newborn` behind the rest.
 

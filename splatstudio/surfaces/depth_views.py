@@ -66,13 +66,7 @@ class ModelViews:
     """
 
     def __init__(
-        self,
-        model: Model,
-        scene: Scene | None,
-        room: int,
-        *,
-        between: bool = False,
-        ranks: Ranks = ALONE,
+        self, model: Model, scene: Scene | None, room: int, *, between: bool = False, ranks: Ranks = ALONE
     ):
         """Draw `model` where the photos of `scene` were taken; None: from an orbit around it.
 

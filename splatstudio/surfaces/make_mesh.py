@@ -39,13 +39,7 @@ from splatstudio.surfaces.mesh_options import PLAIN_MESH, MeshOptions, MeshTask
 from splatstudio.surfaces.quality import MeshReport
 from splatstudio.surfaces.shown_mesh import ShownMesh, shown_mesh
 from splatstudio.surfaces.texture import NO_UNWRAPPING, can_unwrap, textured
-from splatstudio.surfaces.tsdf import (
-    BLOCK_BYTES,
-    Grid,
-    Tsdf,
-    find_blocks,
-    fuse,
-)
+from splatstudio.surfaces.tsdf import BLOCK_BYTES, Grid, Tsdf, find_blocks, fuse
 
 MEMORY_SHARE = 0.5  # of what is free, for the field and what is made of it
 VIEWS_SHARE = 0.15  # of what is free, for pictures that are kept
@@ -115,13 +109,7 @@ def mesh_of_task(task: MeshTask, on_progress: Progress = _untold, ranks: Ranks =
     if options.texture is not None and scene is not None:
         photos = scene_shown_by(task.path, task.scene, task.images, full_size=True)
     made = mesh_of_model(
-        model,
-        scene,
-        options,
-        photos=photos,
-        upright=task.upright,
-        on_progress=on_progress,
-        ranks=ranks,
+        model, scene, options, photos=photos, upright=task.upright, on_progress=on_progress, ranks=ranks
     )
     on_progress(0, 0, f"writing {task.output.name}")
     # Where the report has no room, or who waits cancels, an earlier mesh and its report stay.
@@ -316,12 +304,7 @@ def _ground(mesh: Mesh, model: Model, facts: _Facts, *, upright: bool) -> MadeMe
 
 
 def _fused(
-    views: ModelViews,
-    survey: Survey,
-    options: MeshOptions,
-    scale: float,
-    ranks: Ranks,
-    on_progress: Progress,
+    views: ModelViews, survey: Survey, options: MeshOptions, scale: float, ranks: Ranks, on_progress: Progress
 ) -> tuple[Tsdf, Tensor, str]:
     """Return the field at the resolution that was asked for, or at the finest that memory has room for.
 

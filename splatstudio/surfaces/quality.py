@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.surfaces.colors import SEEN_BY_ENOUGH
-from splatstudio.surfaces.mesh import Mesh, boundary_loops, face_areas, sampled
+from splatstudio.surfaces.mesh import Mesh, boundary_loops, face_areas, face_normals, sampled
 
 NEAR = 0.01  # of the diagonal: what lies nearer to the surface counts as found
 SAMPLES = 300_000  # points of the surface
@@ -91,8 +91,6 @@ def distances_to(mesh: Mesh, points: Tensor, num_samples: int = SAMPLES) -> Tens
     if not len(samples) or not len(points):
         return torch.full((len(points),), float("inf"), dtype=torch.float64)
     from scipy.spatial import KDTree  # takes a third of a second to load
-
-    from splatstudio.surfaces.mesh import face_normals
 
     straight, nearest = KDTree(samples.numpy()).query(points.numpy())
     near = torch.from_numpy(np.asarray(nearest))

@@ -211,7 +211,7 @@ class Session:
             stopped = stopped_sentence(stats.step)
         told = self._failing
         self._failing = told or bool(problems)
-        settled = self._settled(wait=False, repeat=not told)
+        settled = self.settle(wait=False, repeat=not told)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
         problems = [*self._news_of_the_run(late), *problems]
         beside, problem = self._clock() - trained, " ".join(dict.fromkeys(problems)) or None
@@ -229,12 +229,11 @@ class Session:
         if self._resting_since is None:
             self._resting_since = self._clock()
 
-    def settle(self, *, wait: bool = True) -> Settled:
-        """Return what became of saves since this or `advance` last told it, waiting for one under way."""
-        return self._settled(wait=wait, repeat=True)
+    def settle(self, *, wait: bool = True, repeat: bool = True) -> Settled:
+        """Return what became of saves since this or `advance` last told it, waiting for one under way.
 
-    def _settled(self, *, wait: bool, repeat: bool) -> Settled:
-        """Return what `settle` does, without `repeat` nothing of autosaves that failed: nobody asked."""
+        Without `repeat` nothing is told of autosaves that failed: nobody asked.
+        """
         self._take(wait=wait)
         results, self._told = self._told, []
         failed = [result for result in results if result.error is not None]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from splatstudio.cameras.camera import rigid
 from splatstudio.formats.ply import holds_points_alone
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
@@ -218,7 +219,7 @@ def similarity_between(model: np.ndarray, points: np.ndarray) -> np.ndarray:
     scale = radius / max(size, 1e-12)
     starts = []
     for turn in _turns(_axes(many[0]), _axes(many[1])):
-        start = _similarity(scale, turn, center - scale * turn @ middle)
+        start = rigid(scale * turn, center - scale * turn @ middle)
         starts.append(_closest(few[0], few[1], start, FIRST_ROUNDS))
     starts.sort(key=lambda pair: pair[1])
     ends = [_closest(many[0], many[1], start, LAST_ROUNDS) for start, _ in starts[:BEST_STARTS]]
@@ -286,10 +287,4 @@ def _best(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     u, _, vt = np.linalg.svd(wanted.T @ spread)
     turn = u @ np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt))]) @ vt
     scale = float(np.sqrt((wanted**2).sum() / max((spread**2).sum(), 1e-24)))
-    return _similarity(scale, turn, center - scale * turn @ middle)
-
-
-def _similarity(scale: float, turn: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    matrix = np.eye(4)
-    matrix[:3, :3], matrix[:3, 3] = scale * turn, shift
-    return matrix
+    return rigid(scale * turn, center - scale * turn @ middle)

@@ -195,7 +195,7 @@ def measured_times(device: str) -> StepTimes:
     return StepTimes(max(small - pixel * 64**2 - splat * 2000, 0.0), pixel, splat)
 
 
-def _seconds_of_step(device: torch.device, side: int, num_splats: int, repeats: int = 5) -> float:
+def _seconds_of_step(device: torch.device, side: int, num_splats: int) -> float:
     """Return the least seconds of a step with a picture of `side` x `side` pixels."""
     camera = Camera(np.eye(4), np.array([[side, 0, side / 2], [0, side, side / 2], [0, 0, 1.0]]), side, side)
     params = _drawn_splats(num_splats, device).map(lambda tensor: tensor.clone().requires_grad_())
@@ -203,7 +203,7 @@ def _seconds_of_step(device: torch.device, side: int, num_splats: int, repeats: 
     rates = dict.fromkeys(learning_rates(OptimConfig(), extent=1.0, step=0, steps=1), 0.0)
     target = torch.full((side, side, 3), 0.5, device=device)
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(6):
         started = time.perf_counter()
         drawing = draw(params, optimizer, camera, RenderOptions(), observed=True)
         gradients = backward(drawing, photometric(drawing.rgb, target, ssim_weight=0.2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,7 @@ from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.rendering.sharded_view import by_round, camera_records
 from splatstudio.scene.scene import KnownPhotos, Scene
-from splatstudio.settings.config import (
-    TrainConfig,
-    changed,
-    check,
-    declaration,
-    test_names,
-    with_whole_paths,
-)
+from splatstudio.settings.config import TrainConfig, changed, check, declaration, test_names, with_whole_paths
 from splatstudio.strategy.after_step import grow, with_lower_limit
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.make_strategy import make_strategy
@@ -143,11 +136,7 @@ class Trainer:
         return trainer
 
     def _assemble(
-        self,
-        scene: Scene,
-        config: TrainConfig,
-        generator: torch.Generator,
-        population: Population,
+        self, scene: Scene, config: TrainConfig, generator: torch.Generator, population: Population
     ) -> None:
         """Put together what trains `population`; counts that it lacks take their first values."""
         ranks, device = population.ranks, population.gaussians.device
@@ -187,15 +176,6 @@ class Trainer:
         population.counts = {**counts, **population.counts}
         self.lookahead = Lookahead(self.parts)
         self.num_gaussians = number_rows(population)  # of all ranks
-
-    @property
-    def alive(self) -> Callable[[], None]:
-        """What is called now and then in a step that may take long."""
-        return self.parts.survey.alive
-
-    @alive.setter
-    def alive(self, alive: Callable[[], None]) -> None:
-        self.parts.survey.alive = alive
 
     @property
     def gaussians(self) -> Gaussians:
@@ -356,7 +336,7 @@ class Trainer:
         if step.result is not None:
             self._learn_from(drawn, step.result)
         options = replace(drawn.plan.options, absgrad=False)
-        limits = ShapeLimits(config.shapes, parts.extent, options, self.alive)
+        limits = ShapeLimits(config.shapes, parts.extent, options, parts.survey.alive)
         if parts.fault is not None:
             population.amid_edit = partial(parts.fault.strike, index + 1, self.ranks.rank, "growth")
         population.gate = gate

@@ -272,7 +272,7 @@ def test_a_training_that_takes_longer_than_planned_says_so_once(
 
 
 def progress(step: int, eta_seconds: float) -> Progress:
-    return Progress(step, 1000, 0.1, 20.0, 5, 1.0, eta_seconds, 100.0)
+    return Progress(step, 1000, 0.1, 20.0, 5, 1.0, eta_seconds)
 
 
 def test_a_run_without_a_checkpoint_is_no_dead_end(

@@ -19,7 +19,7 @@ from format_models import assert_kept, model, precision_of
 from splatstudio.cameras.placement import Placement
 from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, FileExtras, read_splats, write_gaussians
-from splatstudio.formats.ply import parse_header, read_ply, write_ply
+from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.viewer_page import splat_buffer
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gui.panel import Page
@@ -30,6 +30,7 @@ from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import Tasks
+from splatstudio.scene.ply_header import parse_header
 from splatstudio.scene.scene import Scene
 
 

@@ -248,7 +248,7 @@ def _messages() -> Iterator[Target]:
     for command in (*commands, Export(Path("exports/a.ply"), job=3), RenderPath(path, Path("renders/a.mp4"))):
         name = f"command {type(command).__name__}"
         yield Target(name, encode(command), checked_remote_command, "msgpack")
-    progress = Progress(1, 60, 0.1, None, 0, 1.0, None, 0.0)
+    progress = Progress(1, 60, 0.1, None, 0, 1.0, None)
     for event in (Warned("a"), progress, Saved(4, Path("a"))):
         name = f"event {type(event).__name__}"
         yield Target(name, encode(event), lambda data: decode(data, Event), "msgpack")

@@ -70,7 +70,7 @@ def test_a_training_elsewhere_is_steered_without_its_disks(training: Remote, stu
     wait_until(lambda: controller.status.state == "training")
     assert controller.status.total_steps == 500 and studio.controller.project.scene is None
     assert controller.history.loss.arrays()[0].tolist() == [10, 20, 30], "what came before is drawn, too"
-    hub.receive(Progress(40, 500, 0.5, 20.0, 11, 5.0, 90.0, 8.0))
+    hub.receive(Progress(40, 500, 0.5, 20.0, 11, 5.0, 90.0))
     hub.receive(RanksReport(40, (RankFigures(0, 6, 0.1, 0.0, "node1"), RankFigures(1, 5, 0.1, 0.0, "node2"))))
     wait_until(lambda: controller.status.step == 40)
     assert controller.choice().label == "Pause"
@@ -102,7 +102,7 @@ def test_who_comes_later_keeps_what_came_before(
     server, hub, _ = training
     hub.receive(Started(0, 500, 9, 7, 2))
     hub.receive(Evaluated(20, 21.5, 0.8, 2, RUN / "eval"))
-    hub.receive(Progress(40, 600, 0.5, 20.0, 11, 5.0, 90.0, 8.0))
+    hub.receive(Progress(40, 600, 0.5, 20.0, 11, 5.0, 90.0))
     address = f"127.0.0.1:{server.port}"
     studio = open_attached(address, server.token, network=Listen(port=0), browser=False)
     try:

@@ -97,7 +97,7 @@ def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(
 
 def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other: Path) -> None:
     for step in (5, 10):
-        page.controller.history.follow(Progress(step, 30, 0.2, 10.0 + step, 500, 1.0, None, 1.0))
+        page.controller.history.follow(Progress(step, 30, 0.2, 10.0 + step, 500, 1.0, None))
     panel = comparison_of(page)
     panel.refresh()
     assert panel._psnr._handle is None, "none is chosen"

@@ -66,7 +66,7 @@ def train(controller: Controller, step: int) -> None:
         Started(0, 5, 60, 7, 2),
         StateChanged("training"),
         ModelLoaded(0, 60, (0.0, 0.0, 0.0), 1.0),
-        Progress(step, 5, 0.0, None, 60, 10.0, None, 0.0),
+        Progress(step, 5, 0.0, None, 60, 10.0, None),
     ):
         controller._worker.receive(event)
 
@@ -199,7 +199,7 @@ def test_a_training_that_had_to_go_back_shows_nothing_of_the_steps_it_has_not_ma
     controller: Controller, tmp_path: Path
 ) -> None:
     def at(step: int) -> None:
-        controller._worker.receive(Progress(step, 100, 0.1, 20.0, 7, 9.0, 1.0, 0.5))
+        controller._worker.receive(Progress(step, 100, 0.1, 20.0, 7, 9.0, 1.0))
         controller._worker.receive(Evaluated(step, 20.0 + step, 0.5, 1, tmp_path))
 
     controller._worker.receive(Started(0, 100, 7, 9, 1))

@@ -125,7 +125,7 @@ def test_the_speed_does_not_count_evaluations_and_saves(clock: SimpleNamespace) 
 
 def test_who_pauses_reads_no_speed() -> None:
     status = followed(Status(), StateChanged("training"))
-    progress = Progress(7, 20, 0.1, 25.0, 60, 4.0, 3.0, 2.0)
+    progress = Progress(7, 20, 0.1, 25.0, 60, 4.0, 3.0)
     assert followed(status, progress).steps_per_second == 4.0
     paused = followed(followed(status, StateChanged("paused")), progress)
     assert paused.step == 7 and paused.steps_per_second is None and paused.eta_seconds is None

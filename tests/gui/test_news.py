@@ -85,7 +85,7 @@ def told_of(config: TrainConfig, events: Sequence[Event], state: Any = "training
 
 
 def progress(step: int) -> Progress:
-    return Progress(step, 4000, 0.1, 20.0, 100, 9.0, 1.0, 0.5)
+    return Progress(step, 4000, 0.1, 20.0, 100, 9.0, 1.0)
 
 
 def test_growth_scores_and_resets_are_told_and_small_changes_are_not() -> None:

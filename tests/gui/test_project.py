@@ -49,7 +49,7 @@ def test_a_scene_with_a_run_offers_to_go_on_and_to_begin_anew(
     project = open_project(blob_folder, TrainConfig(), None)
     assert project.resume_step == 3 and project.config == MANY, "a run goes on with its own settings"
     assert project.first_job() == ViewJob(checkpoint)
-    assert project.training_job(resume=True).checkpoint == checkpoint
+    assert project.resumed_job()[0].checkpoint == checkpoint
     again = project.with_new_run()
     assert again.run_dir == Path("runs/blobs-2") and again.resume_step is None
     assert [each.title for each in (project, again)] == ["blobs", "blobs-2"]
@@ -146,7 +146,7 @@ def test_a_run_goes_on_with_a_copy_of_its_scene(
     shutil.copytree(blob_folder, copy)
     project = open_project(copy, MANY, Path("run"))
     assert project.model_path == checkpoint and project.run_dir == Path("run")
-    assert project.training_job(resume=True).scene_path == copy
+    assert project.resumed_job()[0].scene_path == copy
     # Its photos may lie in another folder than the scene's own, which the run knows.
     photos, other = tmp_path / "photos", tmp_path / "other"
     (copy / "images").rename(photos)
@@ -237,9 +237,9 @@ def test_a_run_remembers_where_its_photos_were_found(blob_folder: Path, tmp_path
 
 def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
     project = open_project(blob_folder, TrainConfig(), None)
-    assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
+    assert "The run before" not in failure_sentence("It died.", project.training_job())
     again = project.with_new_run()
-    sentence = failure_sentence("It died.", again.training_job(resume=False))
+    sentence = failure_sentence("It died.", again.training_job())
     assert sentence.endswith(
         f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
     )

@@ -203,11 +203,11 @@ def test_settings_are_called_as_in_the_form() -> None:
 
 
 def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command_line_knows_it() -> None:
-    settings = list(live_settings(TrainConfig()))
-    labels = [(each.group, label_of(each.path)) for each in settings]
+    settings = live_settings()
+    labels = [(path.rpartition(".")[0], label_of(path)) for path in settings]
     assert len(set(labels)) == len(labels) and all(label[:1].isupper() for _, label in labels)
-    assert LABELS.keys() | HELP.keys() <= {each.path for each in settings}, "none that is no more"
-    hints = {each.path: hint_of(each) for each in settings}
+    assert LABELS.keys() | HELP.keys() <= {*settings}, "none that is no more"
+    hints = {path: hint_of(path) for path in settings}
     assert all(
         hint.endswith(f" On the command line: --{path.replace('_', '-')}.") for path, hint in hints.items()
     )
@@ -231,14 +231,12 @@ class FakeHandle:
 
 
 def field_of(path: str) -> SettingInput:
-    setting = next(each for each in live_settings(TrainConfig()) if each.path == path)
     gui = SimpleNamespace(add_text=FakeHandle, add_number=FakeHandle, add_checkbox=FakeHandle)
-    return SettingInput(cast(Any, gui), setting, value_of(TrainConfig(), path))
+    return SettingInput(cast(Any, gui), path, value_of(TrainConfig(), path))
 
 
 def test_a_live_setting_says_in_words_what_is_no_number() -> None:
-    paths = [each.path for each in live_settings(TrainConfig())]
-    assert {"eval_every", "save_minutes", "keep"} <= set(WORDS) & set(paths)
+    assert {"eval_every", "save_minutes", "keep"} <= set(WORDS) & set(live_settings())
     for path, words in WORDS.items():
         for number in words:
             assert value_of(changed(TrainConfig(), path, number), path) == number, "it may be chosen"
@@ -260,8 +258,7 @@ def test_a_live_setting_says_in_words_what_is_no_number() -> None:
 
 
 def test_a_number_out_of_its_range_is_refused_in_the_words_of_the_page(server: Any) -> None:
-    (rate,) = (setting for setting in live_settings(TrainConfig()) if setting.path == "optim.means_lr")
-    field = SettingInput(server.gui, rate, 1e-4)
+    field = SettingInput(server.gui, "optim.means_lr", 1e-4)
     for typed, told in [
         ("-1", "Positions must be 0 or more"),
         ("nan", "Positions must be 0"),
@@ -275,12 +272,11 @@ def test_a_number_out_of_its_range_is_refused_in_the_words_of_the_page(server: A
 
 
 def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
-    config = TrainConfig()
-    found = [setting.path for setting in live_settings(config)]
+    found = live_settings()
     assert len(found) == len(set(found)) and {"steps", "optim.means_lr", "densify.enabled"} <= set(found)
     assert all(declaration(TrainConfig, path).live for path in found)
     assert not {"seed", "downscale", "densify.every", "optim.means_lr_decay"} & set(found)
-    assert value_of(config, "optim.means_lr") == config.optim.means_lr
+    assert value_of(TrainConfig(), "optim.means_lr") == TrainConfig().optim.means_lr
 
 
 def test_a_preset_leaves_what_the_user_asked_for(

@@ -463,10 +463,10 @@ FILES = (
     Mutant(
         "a PLY holds opacities, not their logits",
         "splatstudio/formats/ply.py",
-        "        if not _all_finite(rows[:here]):",
+        "        if not all_finite(rows[:here]):",
         (
             '        views["opacities"][:] = 1.0 / (1.0 + np.exp(-views["opacities"]))\n'
-            "        if not _all_finite(rows[:here]):"
+            "        if not all_finite(rows[:here]):"
         ),
         ("tests/formats/test_ply.py::test_there_and_back",),
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ from splatstudio.poses import input as pose_input
 from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
 from splatstudio.poses.input import changes, find_sources, manifest_of
 from splatstudio.poses.records import InputPhoto, Manifest, write_record
-from splatstudio.poses.store import PoseStore, fingerprint
+from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import sharpness_of
 from splatstudio.scene.colmap import read_model
 
@@ -150,18 +149,6 @@ def test_a_photo_that_could_not_be_read_for_a_while_is_looked_at_again(
     store, photos, _ = read(tmp_path)
     assert not photos["room_001.jpg"].left_out and changes(store) is None
     assert photos["room_002.jpg"].left_out
-
-
-def test_a_manifest_of_before_has_the_name_that_it_had(tmp_path: Path) -> None:
-    write_photos(tmp_path, table_with_boxes(), ring(20)[:3])
-    _, _, manifest = read(tmp_path)
-    values = msgspec.to_builtins(manifest)
-    for photo in values["photos"]:
-        assert photo.pop("may_pass") is False
-    assert fingerprint(manifest) == sha256(msgspec.json.encode(values)).hexdigest()[:16]
-    passing = msgspec.structs.replace(manifest.photos[0], may_pass=True)
-    other = msgspec.structs.replace(manifest, photos=(passing, *manifest.photos[1:]))
-    assert fingerprint(other) != fingerprint(manifest)
 
 
 def test_a_disk_that_is_full_is_no_fault_of_the_photos(

@@ -259,12 +259,12 @@ def test_the_page_offers_to_save_again(
     monkeypatch.setattr(controller._worker, "send", sent.append)
     for event in (
         messages.Started(0, 10, 100, 3, 1),
-        messages.Progress(10, 10, 0.1, None, 100, 1.0, None, 1.0),
+        messages.Progress(10, 10, 0.1, None, 100, 1.0, None),
     ):
         controller._worker.receive(event)
     controller._worker.receive(messages.StateChanged("paused"))
     assert controller.choice() == Choice("Save and finish")
     controller.press_primary()
     assert sent == [messages.Resume()]
-    controller._worker.receive(messages.Progress(9, 10, 0.1, None, 100, 1.0, None, 1.0))
+    controller._worker.receive(messages.Progress(9, 10, 0.1, None, 100, 1.0, None))
     assert controller.choice() == Choice("Resume")

@@ -143,7 +143,7 @@ def test_the_next_process_may_have_fewer_gaussians(tmp_path: Path) -> None:
     job_again = orders.job_again(job, None, killed)
     assert isinstance(job_again, messages.TrainJob) and job_again.settings == ()
     orders.heard(messages.SettingChanged(3, LIMIT, 5000))
-    orders.heard(messages.Progress(8, 100, 0.1, None, 1000, 1.0, None, 1.0))
+    orders.heard(messages.Progress(8, 100, 0.1, None, 1000, 1.0, None))
     job_again = orders.job_again(job, None, short)
     assert isinstance(job_again, messages.TrainJob) and job_again.settings == ((LIMIT, 800),)
     assert orders.again()[1] == [messages.SettingChanged(9, LIMIT, 800)] and orders.again()[1] == []
@@ -193,7 +193,7 @@ def training(told: list[messages.Event], tmp_path: Path) -> Training:
     session = SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=trainer, finished=False)
     session.rest = lambda: told.append(Rested())
     made._session, made._trainer = cast(Any, session), cast(Any, trainer)
-    made._news = cast(Any, SimpleNamespace(stands_still=lambda trainer: told.append(cast(Any, StoodStill()))))
+    made._news = cast(Any, SimpleNamespace(tell=lambda trainer: told.append(cast(Any, StoodStill()))))
     made._state = "training"
     return made
 

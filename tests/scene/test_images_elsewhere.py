@@ -124,7 +124,7 @@ def test_a_run_whose_photos_are_gone_says_so_in_the_page(scene: Path) -> None:
         open_project(Path("run"), TrainConfig(), None),
         open_project(scene, TrainConfig(), Path("run")),
     ):
-        assert again.training_job(resume=True).config.images == moved
+        assert again.resumed_job()[0].config.images == moved
 
 
 def test_a_folder_in_the_scene_goes_before_one_beside_us(scene: Path) -> None:

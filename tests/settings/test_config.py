@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import fields, is_dataclass
@@ -23,7 +22,7 @@ from splatstudio.settings.config import (
     value_of,
 )
 from splatstudio.settings.presets import PRESETS, applied_settings, nearest_preset
-from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.training.data.resolution import sh_degree_at
 
 OF_DENSIFY = [field.name for field in fields(DensifyConfig)]
@@ -151,24 +150,3 @@ def test_the_command_trains_with_the_preset(
     assert asked["given"] == {"steps", *PRESETS["quality"].settings}
     with pytest.raises(ValueError, match="its own settings"):
         cli.run_command(*arguments, "--resume")
-
-
-def test_older_settings_are_read_by_their_old_name() -> None:
-    old = json.loads('{"steps": 9, "densify": {"absgrad": true, "grow_grad": 0.001, "every": 50}}')
-    config = from_json(TrainConfig, old)
-    assert (config.strategy, config.absgrad.grow_grad, config.densify.every) == ("absgrad", 0.001, 50)
-    config = from_json(TrainConfig, {"densify": {"absgrad": False}})
-    assert config == TrainConfig()
-
-
-def test_a_run_of_fast_with_its_older_rules_can_be_read() -> None:
-    rules = {"grow_grad": 2e-4, "views": 8, "density": 0.11, "long_growth": 0.75, "thin_share": 0.27}
-    for thins, at in [([0.4], 0.4), ([0.3, 0.6], 0.6), ([], 1.0)]:
-        config = from_json(TrainConfig, {"strategy": "fast", "fast": {**rules, "thin_at": thins}})
-        expected = FastConfig(density=0.11, long_growth=0.75, thin_share=0.27, thin_at=at)
-        assert config == TrainConfig(strategy="fast", fast=expected)
-        assert from_json(TrainConfig, to_json(config)) == config
-    other = {"strategy": "mcmc", "fast": {**rules, "thin_at": [0.4]}}
-    assert from_json(TrainConfig, other) == TrainConfig(strategy="mcmc"), "it never read them"
-    with pytest.raises(ValueError, match=r"unknown setting 'fast\.grow_grad"):
-        from_json(TrainConfig, {"fast": {"grow_grad": 1.0}})

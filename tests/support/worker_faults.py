@@ -157,7 +157,7 @@ class Counting:
         dist.all_reduce(total)
         assert int(total) == sum(1 + rank for rank in range(dist.get_world_size()))
         self.step += 1
-        self._emit(messages.Progress(self.step, 1_000_000, 0.0, None, 0, 1.0, None, 0.0))
+        self._emit(messages.Progress(self.step, 1_000_000, 0.0, None, 0, 1.0, None))
         if self.step == self._pause_at:
             self._pause()
         time.sleep(0.001)

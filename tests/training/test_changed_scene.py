@@ -247,7 +247,7 @@ def test_a_page_of_a_run_that_has_taken_photos_in_and_its_next_run_have_one_scen
     assert project.scene is not None and np.array_equal(project.scene.transform, trainer.scene.transform)
     assert project.scene.test_indices == trainer.scene.test_indices
     anew = project.with_new_run()
-    job = anew.training_job(resume=False)
+    job = anew.training_job()
     later = load_training_scene(scene, CONFIG, Training(job, WorkerContext())._known_photos())
     assert later.test_indices == project.scene.test_indices
     assert np.array_equal(later.transform, project.scene.transform)

@@ -129,9 +129,9 @@ def run_dir(blob_scene: Scene, tmp_path: Path) -> Path:
 
 def test_a_run_that_goes_on_takes_the_limit_at_resume(run_dir: Path) -> None:
     opened = open_project(run_dir, TrainConfig(), None, frozenset())
-    assert on_devices(opened, DeviceOptions(ranks=1)).training_job(resume=True).settings == ()
+    assert on_devices(opened, DeviceOptions(ranks=1)).resumed_job()[0].settings == ()
     limited = on_devices(opened, DeviceOptions(ranks=1, max_splats=4321, fit_batch=True))
-    assert limited.training_job(resume=True).settings == ((LIMIT, 4321),)
+    assert limited.resumed_job()[0].settings == ((LIMIT, 4321),)
     assert any("4,321 splats" in note for note in limited.notes)
     assert any("--batch-size auto is not followed" in note for note in limited.notes)
     assert limited.config.batch_size == opened.config.batch_size
@@ -142,8 +142,8 @@ def test_a_run_that_goes_on_takes_the_limit_at_resume(run_dir: Path) -> None:
     assert small.fit.options.max_splats == "auto" and small.config.densify.max_gaussians == small.fit.made
     # What was changed on the page since wins.
     later = replace(limited, config=replace(limited.config, densify=DensifyConfig(max_gaussians=99)))
-    assert later.training_job(resume=True).settings == ((LIMIT, 99),)
-    new = later.with_new_run().training_job(resume=False)
+    assert later.resumed_job()[0].settings == ((LIMIT, 99),)
+    new = later.with_new_run().training_job()
     assert new.settings == () and new.config.densify.max_gaussians == 99
 
 

@@ -423,7 +423,7 @@ def photos_told(trainer: Trainer, steps: int) -> list[int]:
     told = []
     for _ in range(steps):
         calls: list[int] = []
-        trainer.alive = lambda calls=calls: calls.append(1)
+        trainer.parts.survey.alive = lambda calls=calls: calls.append(1)
         trainer.train_step()
         told.append(len(calls))
     return told

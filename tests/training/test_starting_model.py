@@ -249,7 +249,7 @@ def test_the_studio_trains_from_it(
     monkeypatch.chdir(tmp_path)
     write_gaussians("model.ply", blobs())
     project = open_project(blob_folder, TrainConfig(init="model.ply"), None)
-    assert project.training_job(resume=False).config.init == str(tmp_path / "model.ply")
+    assert project.training_job().config.init == str(tmp_path / "model.ply")
     with pytest.raises(ValueError, match="no model to start from"):
         open_project(blob_folder, TrainConfig(init="other.ply"), None)
 

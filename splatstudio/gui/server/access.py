@@ -274,10 +274,7 @@ class Listen(TlsFiles):
     allow_host: tuple[str, ...] = ()
     allow_origin: tuple[str, ...] = ()
 
-    @property
-    def framed_by(self) -> tuple[str, ...]:
-        """Return which pages may show this one in a frame, beside those that may connect: none."""
-        return ()
+    framed_by = ()  # pages that may show this one in a frame, beside those that may connect
 
     def new_token(self) -> str:
         """Return the secret for the page's address."""
@@ -334,10 +331,7 @@ class InNotebook(Listen):
     Over https the browser would take the two for different sites, and withhold the cookie.
     """
 
-    @property
-    def framed_by(self) -> tuple[str, ...]:
-        """Return the names of this machine as Jupyter prints them, at any port."""
-        return ("http://127.0.0.1:*", "http://localhost:*")
+    framed_by = ("http://127.0.0.1:*", "http://localhost:*")  # as Jupyter prints them, at any port
 
 
 class PassedOn:

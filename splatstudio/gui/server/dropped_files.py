@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from splatstudio.files.inputs import can_be_path
-from splatstudio.files.leftovers import clear_unused
 from splatstudio.files.outputs import make_folder
 from splatstudio.gui.amounts import size
 from splatstudio.gui.server.folder_listing import PICTURES, kind_of_file
@@ -96,7 +95,7 @@ def receive(dropped: DroppedFiles, folder: Path, next_block: Callable[[], bytes]
     if dropped.num_bytes > free:
         raise ValueError(f"{size(dropped.num_bytes)} came, and {size(max(free, 0))} can be used in {folder}.")
     partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder))
-    held = hold(partial)  # as long as this process lives: see `clear_partial`
+    held = hold(partial)  # as long as this process lives: see `clear_unused`
     try:
         whole = partial / "whole"
         for place, num_bytes in dropped.files:
@@ -109,11 +108,6 @@ def receive(dropped: DroppedFiles, folder: Path, next_block: Callable[[], bytes]
     finally:
         os.close(held)
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def clear_partial(folder: Path) -> None:
-    """Remove what programs that were killed have left half copied in `folder`."""
-    clear_unused(folder, PARTIAL)
 
 
 def _file(told: object) -> tuple[PurePosixPath, int]:

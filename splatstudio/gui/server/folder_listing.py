@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -187,14 +188,9 @@ def _kind_of_folder(folder: Path) -> tuple[Kind, str]:
 
 def _names_in(folder: Path) -> list[str]:
     """Return some of the names in a folder, in small letters."""
-    names: list[str] = []
     with os.scandir(folder) as found:
-        for item in found:
-            if len(names) == MOST_LOOKED_AT:
-                break
-            if not item.name.startswith("."):
-                names.append(item.name.lower())
-    return names
+        names = (item.name.lower() for item in found if not item.name.startswith("."))
+        return list(islice(names, MOST_LOOKED_AT))
 
 
 def _is_other_output(names: Iterable[str]) -> bool:

@@ -30,6 +30,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.error_text import as_sentence, in_words
+from splatstudio.files.leftovers import clear_unused
 from splatstudio.files.recent import rename_recent
 from splatstudio.files.run import figures_of_run, newest_step, scene_of
 from splatstudio.files.run_folder import delete_run, rename_run, run_content, why_to_keep
@@ -46,8 +47,9 @@ from splatstudio.gui.server.access import (
     url_of,
 )
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
-from splatstudio.gui.server.dropped_files import checked, clear_partial, receive
+from splatstudio.gui.server.dropped_files import PARTIAL, checked, receive
 from splatstudio.gui.server.folder_listing import list_folder
+from splatstudio.gui.server.page_files import page_text
 from splatstudio.gui.server.start_views import (
     BROWSE,
     CANCEL,
@@ -64,7 +66,6 @@ from splatstudio.gui.server.start_views import (
     folder_page,
     front_page,
     in_folder,
-    page_script,
     run_page,
     shown_by,
 )
@@ -101,7 +102,7 @@ class StartPage(PassedOn):
 
     def __init__(self, listen: Listen, content: StartContent):
         self.listen, self._content = listen, content
-        clear_partial(content.folder / DROPS)
+        clear_unused(content.folder / DROPS, PARTIAL)  # what killed programs left half copied
         self.token = listen.new_token()
         self._access = make_access(listen, self.token)
         context = listen.context()
@@ -140,11 +141,14 @@ class StartPage(PassedOn):
         """Wait for what is chosen; until `tell` the page says that it is being opened."""
         return self._requests.get()
 
-    def choose(self, path: Path) -> None:
-        """Begin with a choice that was made elsewhere; for the command line."""
+    def choose(self, path: Path) -> bool:
+        """Ask for a path to be opened, unless something else is; return whether it will be."""
         with self._lock:
+            if self._opening:
+                return False
             self._opening = str(path)
             self._requests.put(OpenRequest(str(path), train=False))
+            return True
 
     def show_progress(self, text: str) -> None:
         """Say how far the opening of what was chosen is."""
@@ -211,7 +215,7 @@ class StartPage(PassedOn):
             tell(taken=True)
             folder = self._content.folder / DROPS
             place = receive(files, folder, lambda: _data(self._next_message(line)))
-            tell(place=str(place), opens=self._open_if_free(place))
+            tell(place=str(place), opens=self.choose(place))
         except Refusal as refusal:
             tell(error=refusal.sentence)
         except (ValueError, OSError, RecursionError) as error:
@@ -229,15 +233,6 @@ class StartPage(PassedOn):
             if time.monotonic() > deadline:
                 raise ValueError("The browser stopped sending: drop it again.")
         raise ValueError("The start page has ended: something else was opened.")
-
-    def _open_if_free(self, place: Path) -> bool:
-        """Ask for what was dropped to be opened, unless something else is; return whether it will be."""
-        with self._lock:
-            if self._opening:
-                return False
-            self._opening = str(place)
-            self._requests.put(OpenRequest(str(place), train=False))
-            return True
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         try:
@@ -264,7 +259,8 @@ class StartPage(PassedOn):
         if path == STILL_HERE:  # a page of the studio that was here: it loads this one in its place
             return data_response(HTTPStatus.RESET_CONTENT, "text/plain", b"")
         if path == SCRIPT:
-            return data_response(HTTPStatus.OK, "text/javascript; charset=utf-8", page_script())
+            script = page_text("start.js").encode()
+            return data_response(HTTPStatus.OK, "text/javascript; charset=utf-8", script)
         if path == THUMBNAIL:
             return self._thumbnail(fields.get("of", ""), fields.get("path"))
         if path not in ("/", BROWSE, RUN, COMPARE):

@@ -16,14 +16,8 @@ from splatstudio.files.run_folder import LONGEST_NAME, RunContent
 from splatstudio.gui.amounts import counted, size
 from splatstudio.gui.server.dropped_files import FOLDER as DROPS
 from splatstudio.gui.server.dropped_files import MOST_BYTES, MOST_FILES
-from splatstudio.gui.server.folder_listing import (
-    MOST_NAMES,
-    MOST_SHOWN,
-    Bounds,
-    FolderEntry,
-    FolderListing,
-)
-from splatstudio.gui.server.page_files import THEME, page_of, page_text
+from splatstudio.gui.server.folder_listing import MOST_NAMES, MOST_SHOWN, Bounds, FolderEntry, FolderListing
+from splatstudio.gui.server.page_files import THEME, page_of
 
 BROWSE = "/browse"
 THUMBNAIL = "/thumbnail"
@@ -103,11 +97,6 @@ def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | N
     entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
     names = [(entry.path, hmac.compare_digest(_thumbnail(entry.path, key), name)) for entry in entries]
     return next((path for path, is_it in names if is_it), None)
-
-
-def page_script() -> bytes:
-    """Return the script of the start page."""
-    return page_text("start.js").encode()
 
 
 def in_folder(name: str, path: str, key: str) -> Path | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from splatstudio.files.durable import write_durably
@@ -59,7 +59,7 @@ def _newest_render(folder: Path) -> Path | None:
     """Return the picture in a folder that was written last; links, which may lead anywhere, do not count."""
     newest: tuple[int, str] | None = None
     with suppress(OSError), os.scandir(folder) as found:
-        for item in _some(found):
+        for item in islice(found, MOST_NAMES):
             if _is_picture(item) and not item.is_symlink() and item.is_file():
                 changed = item.stat().st_mtime_ns, item.name
                 newest = changed if newest is None else max(newest, changed)
@@ -78,13 +78,8 @@ def _photo_of(scene: Path) -> Path | None:
 def _first_picture(folder: Path) -> Path | None:
     names: list[str] = []
     with suppress(OSError), os.scandir(folder) as found:
-        names = [item.name for item in _some(found) if _is_picture(item) and item.is_file()]
+        names = [item.name for item in islice(found, MOST_NAMES) if _is_picture(item) and item.is_file()]
     return folder / min(names) if names else None
-
-
-def _some(found: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
-    for _, item in zip(range(MOST_NAMES), found, strict=False):
-        yield item
 
 
 def _is_picture(item: os.DirEntry[str]) -> bool:
@@ -94,7 +89,7 @@ def _is_picture(item: os.DirEntry[str]) -> bool:
 def _kept_or_made(source: Path) -> bytes:
     status = source.stat()
     told = f"{VERSION} {SIDE} {source.resolve()} {status.st_size} {status.st_mtime_ns}"
-    place = _folder() / f"{hashlib.sha256(os.fsencode(told)).hexdigest()}.jpg"
+    place = state_folder() / "thumbnails" / f"{hashlib.sha256(os.fsencode(told)).hexdigest()}.jpg"
     with _at_work:
         kept = _kept(place)
         if kept is not None:
@@ -103,10 +98,6 @@ def _kept_or_made(source: Path) -> bytes:
         with suppress(OSError):  # it is made again the next time
             _keep(place, made)
         return made
-
-
-def _folder() -> Path:
-    return state_folder() / "thumbnails"
 
 
 def _kept(place: Path) -> bytes | None:

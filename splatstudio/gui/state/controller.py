@@ -18,17 +18,8 @@ from splatstudio.files.path_words import path_words
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.preview_model import PreviewModel, model_of
-from splatstudio.gui.state.project import Project, frame_of, with_plan, with_preset, with_settings
-from splatstudio.gui.state.status import (
-    Choice,
-    Notice,
-    Status,
-    choice_of,
-    followed,
-    newer_step,
-    notice_of,
-    step_to_show,
-)
+from splatstudio.gui.state.project import Project, frame_of, with_plan, with_settings
+from splatstudio.gui.state.status import PAUSE, Choice, Notice, Status, followed, notice_of
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemotePlan
@@ -193,13 +184,18 @@ class Controller(FrameSource):
     @property
     def newer_step(self) -> int | None:
         """Return the newest step of the run, where an older one is in the view; None where that is not so."""
-        return None if self.other_model is not None else newer_step(self.status, self._newest_step)
+        status, newest = self.status, self._newest_step
+        older = status.state == "viewing" and newest is not None and status.step < newest
+        return newest if older and self.other_model is None else None
 
     @property
     def step_to_show(self) -> int | None:
         """Return the newest step of a run that has made all its steps, where it is not in the view."""
-        another = self.other_model is not None
-        return step_to_show(self.status, self._resume_step, self._newest_step, another=another)
+        if self._resume_step is not None:
+            return None
+        state, another = self.status.state, self.other_model is not None
+        gone = state in ("failed", "ended") or (another and state == "viewing")
+        return self._newest_step if gone else self.newer_step
 
     def _view_job(self, path: Path) -> messages.ViewJob:
         scene = self.project.scene
@@ -237,7 +233,28 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        return choice_of(self.status, self._resume_step, self.step_to_show, self._untrained, self._will_pause)
+        status, resume_step = self.status, self._resume_step  # events may change them meanwhile
+        if (step := self.step_to_show) is not None:
+            return Choice(f"Show step {step:,}")
+        if (will_pause := self._will_pause) is not None:
+            return Choice("Resume" if will_pause else PAUSE)
+        if status.state == "training":
+            return Choice(PAUSE)
+        if status.state in ("starting", "loading"):  # a training, or a saved model
+            return Choice("Starting …" if status.state == "starting" else "Loading …", enabled=False)
+        if status.state == "restarting":
+            return Choice("Restarting …", enabled=False)
+        if status.state == "paused" and 0 < status.total_steps <= status.step:
+            return Choice("Save and finish")  # the disk was full at the last step, or fewer are wanted now
+        if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
+            return Choice("Resume")
+        if status.state == "finished":
+            return Choice("All steps done", enabled=False)
+        if resume_step is not None:
+            return Choice(f"Resume from step {resume_step:,}")
+        if status.state == "viewing" and not self._untrained:
+            return Choice("All steps done", enabled=False)
+        return Choice("Start training")
 
     @property
     def can_order(self) -> bool:
@@ -381,7 +398,7 @@ class Controller(FrameSource):
         with self._lock:
             if not self.can_set_up:
                 raise ValueError("a preset is chosen before the start, and this training has begun")
-            self._set_up(*with_preset(self.project, name))
+            self._set_up(*with_plan(self.project, name, {}))
 
     def take_plan(self, preset: str, values: Mapping[str, Any]) -> None:
         """Take the settings of a preset and others by dotted names, as a plan for this machine has them.
@@ -431,7 +448,7 @@ class Controller(FrameSource):
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
         if not resume:
-            job = self.project.training_job(resume=False)
+            job = self.project.training_job()
         else:
             job, damaged = self.project.resumed_job()
             self._tell_damaged(damaged)

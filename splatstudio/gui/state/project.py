@@ -39,6 +39,7 @@ from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
     FREE_ON_RESUME,
+    LIMIT,
     TrainConfig,
     changed,
     declaration,
@@ -152,11 +153,11 @@ class Project:
         """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
         if self.model_path is not None:
             return ViewJob(self.model_path)
-        return self.training_job(resume=False)
+        return self.training_job()
 
-    def training_job(self, *, resume: bool) -> TrainJob:
-        """Return the training to be started, from the newest good checkpoint on if `resume`."""
-        return self._training_from(self.checkpoint() if resume else None)
+    def training_job(self) -> TrainJob:
+        """Return the training to be started from its first step on."""
+        return self._training_from(None)
 
     def resumed_job(self) -> tuple[TrainJob, tuple[str, ...]]:
         """Return the training that goes on, and a sentence on each newer checkpoint that is damaged.
@@ -457,9 +458,6 @@ def _in_words(names: list[str]) -> str:
     return first_of(sorted(names, key=lambda name: name != "strategy"), MOST_NAMES)
 
 
-LIMIT = "densify.max_gaussians"
-
-
 def on_devices(project: Project, options: DeviceOptions) -> Project:
     """Return the project with where it trains; settings of a new training are made to fit as asked.
 
@@ -495,12 +493,6 @@ def _moves_what_fits(project: Project, values: Mapping[str, Any]) -> bool:
     """Return whether what fits, or how many splats *fast* chooses, depends on one of `values`."""
     chooses = project.config.strategy == "fast" and project.fit.options.max_splats is None
     return not values.keys().isdisjoint({LIMIT, "downscale", "steps"} if chooses else {LIMIT, "downscale"})
-
-
-def with_preset(project: Project, name: str) -> tuple[Project, Notice | None]:
-    """Return the project with a preset's settings, but for those that the user asked for, and the same."""
-    config = PRESETS[name].apply(project.config, project.given)
-    return _fitted_and_told(replace(project, preset=name), config)
 
 
 def with_plan(project: Project, preset: str, values: Mapping[str, Any]) -> tuple[Project, Notice | None]:

@@ -252,12 +252,12 @@ class PathStore:
                 self._thread.start()
             self._changed.notify_all()
 
-    def flush(self, timeout: float = FLUSH_SECONDS) -> None:
-        """Write now what has not been written yet; a disk that hangs is waited for `timeout` seconds."""
+    def flush(self) -> None:
+        """Write now what has not been written yet; a disk that hangs is waited for FLUSH_SECONDS."""
         with self._changed:
             self._due, failed = 0.0, self._num_failed
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._unsaved or self._num_failed > failed, timeout)
+            self._changed.wait_for(lambda: not self._unsaved or self._num_failed > failed, FLUSH_SECONDS)
 
     def close(self) -> None:
         """Write what has not been written yet, and end the thread."""

@@ -82,11 +82,15 @@ def label_of(path: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def titled(path: str) -> str:
+    """Return what the page calls a setting, with its group where it has one."""
+    group = path.rpartition(".")[0]
+    return f"{GROUPS.get(group, group)}: {label_of(path)}" if group else label_of(path)
+
+
 def setting_text(path: str, value: Any) -> str:
     """Return that a setting got this `value`, without a full stop: `Positions changed to 0.00008`."""
-    group = path.rpartition(".")[0]
-    heading = f"{GROUPS.get(group, group)}: " if group else ""
-    return f"{heading}{label_of(path)} changed to {WORDS.get(path, {}).get(value) or _written(value)}"
+    return f"{titled(path)} changed to {WORDS.get(path, {}).get(value) or _written(value)}"
 
 
 def number_of(path: str, text: str, kind: type[int] | type[float]) -> int | float:
@@ -190,57 +194,6 @@ def followed(status: Status, event: messages.Event) -> Status:
         case messages.Failed(sentence=sentence):
             return replace(status, state="failed", message=sentence, has_model=False)
     return status
-
-
-def newer_step(status: Status, newest_step: int | None) -> int | None:
-    """Return the newest step of a run, where an older one is in the view; None where that is not so."""
-    older = status.state == "viewing" and newest_step is not None and status.step < newest_step
-    return newest_step if older else None
-
-
-def step_to_show(
-    status: Status, resume_step: int | None, newest_step: int | None, *, another: bool
-) -> int | None:
-    """Return the newest step of a run that has made all its steps, where it is not in the view.
-
-    `another`: the model in the view, or about to be, is not of this run.
-    """
-    if resume_step is not None:
-        return None
-    gone = status.state in ("failed", "ended") or (another and status.state == "viewing")
-    return newest_step if gone else newer_step(status, newest_step)
-
-
-def choice_of(
-    status: Status, resume_step: int | None, to_show: int | None, untrained: bool, will_pause: bool | None
-) -> Choice:
-    """Return what the primary button offers.
-
-    `resume_step` is where a run on the disk can be resumed, `to_show` what `step_to_show` returns.
-    `untrained`: a model is on view before the training was ever started. `will_pause`: whether a training
-    that is being started again will stand still then; None for all others.
-    """
-    if to_show is not None:
-        return Choice(f"Show step {to_show:,}")
-    if will_pause is not None:
-        return Choice("Resume" if will_pause else PAUSE)
-    if status.state == "training":
-        return Choice(PAUSE)
-    if status.state in ("starting", "loading"):  # a training, or a saved model
-        return Choice("Starting …" if status.state == "starting" else "Loading …", enabled=False)
-    if status.state == "restarting":
-        return Choice("Restarting …", enabled=False)
-    if status.state == "paused" and 0 < status.total_steps <= status.step:
-        return Choice("Save and finish")  # the disk was full at the last step, or fewer are wanted now
-    if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
-        return Choice("Resume")
-    if status.state == "finished":
-        return Choice("All steps done", enabled=False)
-    if resume_step is not None:
-        return Choice(f"Resume from step {resume_step:,}")
-    if status.state == "viewing" and not untrained:
-        return Choice("All steps done", enabled=False)
-    return Choice("Start training")
 
 
 def notice_of(event: messages.Event) -> Notice | None:

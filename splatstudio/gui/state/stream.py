@@ -82,7 +82,6 @@ class FrameSource(Protocol):
 
     def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        ...
 
     def render_beside(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of a model that is compared with, None where there is none."""
@@ -90,7 +89,6 @@ class FrameSource(Protocol):
 
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
-        ...
 
 
 class PictureScale:

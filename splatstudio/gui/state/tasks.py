@@ -265,16 +265,13 @@ class TaskBoard:
 
     def _file_task_ended(self, asker: str, task: FileTask, end: TaskEnd) -> None:
         with self._lock:  # a task that ends at once is on the board first
-            number = next(status.number for status in self._tasks.values() if _is_running(status, asker))
+            running = (status for status in self._tasks.values() if status.end is None)
+            number = next(status.number for status in running if status.kind == asker)
         try:
             size_of_file = 0 if end.output is None else num_bytes(end.output)
         except OSError:  # it was taken away at once
             size_of_file = 0
         self._finish(number, end, notice_of_end(task, end), end.output, size_of_file)
-
-
-def _is_running(status: TaskStatus, kind: object) -> bool:
-    return status.kind == kind and status.end is None
 
 
 def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:

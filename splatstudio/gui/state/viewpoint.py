@@ -206,15 +206,11 @@ class FirstView:
         self._target = np.zeros(3)
         self.up: Axis = up  # for who has not chosen another one
         self._fov = FOV
-        self._middle, self._distance = np.zeros(3), 3.0  # of what is to be seen, and whence all of it is
+        self._middle = np.zeros(3)  # of what is to be seen
+        self.distance = 3.0  # from there at which one sees all of it, world units
         self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
         self._announced: Axis | None = None
         server.on_client_disconnect(self._left)
-
-    @property
-    def distance(self) -> float:
-        """Return how far from the middle of what there is one sees all of it, world units."""
-        return self._distance
 
     def of_scene(self, scene: Scene) -> None:
         """Stand where the first photo was taken, a little ahead of its camera so as not to see it."""
@@ -232,14 +228,14 @@ class FirstView:
             self._position = camera.position - back * distance * forward
         self._target = camera.position + distance * forward
         self._middle = np.zeros(3)
-        self._distance = max(float(np.median(np.linalg.norm(positions, axis=1))), 0.1 * scene.extent)
+        self.distance = max(float(np.median(np.linalg.norm(positions, axis=1))), 0.1 * scene.extent)
         self._announce()
 
     def of_model(self, center: tuple[float, float, float], radius: float) -> None:
         """Stand in front of a model of this size, a little above it."""
         self._target = np.array(center)
         self._position = _in_front(self._target, radius, self.up)
-        self._middle, self._distance = self._target, math.hypot(1.0, 2.8) * radius
+        self._middle, self.distance = self._target, math.hypot(1.0, 2.8) * radius
         self._announce()
         self.show_all()
 
@@ -298,7 +294,7 @@ class FirstView:
         with client.atomic():
             client.camera.fov = self._fov
             client.camera.up_direction = _vector(self._own_up.get(client.client_id, self.up))
-            client.camera.position = self._middle - self._distance * direction / np.linalg.norm(direction)
+            client.camera.position = self._middle - self.distance * direction / np.linalg.norm(direction)
             client.camera.look_at = self._middle
 
     async def _left(self, client: viser.ClientHandle) -> None:

@@ -89,7 +89,7 @@ class ModelList(Panel):
         self.entries: tuple[CatalogEntry, ...] = ()
         self.selected: CatalogEntry | None = None
         self.stale = True  # whether to look at the disk at the next refresh: something was written
-        self._folders: tuple[Path, ...] = ()
+        self.folders: tuple[Path, ...] = ()  # the runs and results in the folder that is listed
         self._turned = 0  # pages of the list
         self.follows = True  # the newest is selected, until the user chooses an older one
         self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
@@ -108,11 +108,6 @@ class ModelList(Panel):
         for control in (self._root, self._run):
             when_user(control, lambda *_: self._look_elsewhere())
         when_user(pager, lambda _, button: self._turn(1 if button.startswith("Earlier") else -1))
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Return the runs and results that lie in the folder that is listed."""
-        return self._folders
 
     def refresh(self) -> None:
         """Show what is there; look at the disk where something was written."""
@@ -133,7 +128,7 @@ class ModelList(Panel):
     def scan(self) -> None:
         """Look at the disk; keep what the user selected where it is still there, else turn to the newest."""
         self.stale = False
-        self._folders = folders = self._folders_there()
+        self.folders = folders = self._folders_there()
         names = tuple(folder.resolve().name for folder in folders) or ("–",)
         if names != self._run.options:
             self._run.options = names
@@ -179,7 +174,7 @@ class ModelList(Panel):
         own = self.controller.project.run_dir
         if own is None or own == self._turned_to:
             return
-        if own.resolve() in map(Path.resolve, self._folders) and entries_of(own):
+        if own.resolve() in map(Path.resolve, self.folders) and entries_of(own):
             self._turned_to, self.selected, self._turned, self.follows = own, None, 0, True
             self._run.value = own.resolve().name
 

@@ -71,8 +71,8 @@ class LogPanel(Panel):
                 client.send_file_download(path.name, file.read(), save_immediately=True)
 
 
-def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
-    """Return the last whole lines of a text file, reading at most TAIL_BYTES of it.
+def tail(path: Path) -> list[str]:
+    """Return the last NUM_LINES whole lines of a text file, reading at most TAIL_BYTES of it.
 
     Raises OSError when it cannot be read.
     """
@@ -84,7 +84,7 @@ def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
     if start > 0:
         lines = lines[1:]  # cut off at its beginning
     # A progress bar writes over its own line: what stood there last is what counts.
-    return [line.rpartition("\r")[2] for line in lines[-num_lines:]]
+    return [line.rpartition("\r")[2] for line in lines[-NUM_LINES:]]
 
 
 def news_html(items: Sequence[NewsItem]) -> str:

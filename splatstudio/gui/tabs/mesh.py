@@ -26,19 +26,11 @@ MESH = "mesh"  # the kind of this section's tasks
 NO_MODEL = "A mesh is made of a model on the disk, and none is there yet: press Save first."
 KINDS: dict[str, MeshPreset | None] = {"Surface": None, "Collision mesh": "collision", "Ground": "ground"}
 NO_LOOK, MESH_LOOK = "Nothing", "The mesh"
-LOOKS: dict[str, Look | None] = {
-    NO_LOOK: None,
-    MESH_LOOK: "photos",
-    "What is reliable": "reliability",
-}
+LOOKS: dict[str, Look | None] = {NO_LOOK: None, MESH_LOOK: "photos", "What is reliable": "reliability"}
 NO_TEXTURE = "None"
 TEXTURE_PARTS = {".mtl": "material", ".png": "texture"}
 FEWEST, MOST = 32, 2048  # voxels along the longest side that can be chosen here
-COLORS: dict[str, MeshColors] = {
-    "Photos": "photos",
-    "How many photos saw it": "reliability",
-    "None": "none",
-}
+COLORS: dict[str, MeshColors] = {"Photos": "photos", "How many photos saw it": "reliability", "None": "none"}
 
 
 class MeshSection(Panel):
@@ -94,16 +86,10 @@ class MeshSection(Panel):
             hint="Most voxels along the longest side; fewer if the photos or the memory limit it.",
         )
         self._triangles = gui.add_number(
-            "Triangles",
-            0,
-            min=0,
-            step=1000,
-            hint="Approximate maximum; 0: no limit.",
+            "Triangles", 0, min=0, step=1000, hint="Approximate maximum; 0: no limit."
         )
         self._colors = gui.add_dropdown(
-            "Mesh colors",
-            tuple(COLORS),
-            hint="Green: three photos or more saw it, yellow: two, red: one.",
+            "Mesh colors", tuple(COLORS), hint="Green: three photos or more saw it, yellow: two, red: one."
         )
         self._texture = gui.add_dropdown(
             "Texture",

@@ -52,11 +52,7 @@ def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
 
 
 def point_seen(
-    source: FrameSource,
-    view: int,
-    viewpoint: Viewpoint,
-    options: ViewOptions,
-    place: tuple[float, float],
+    source: FrameSource, view: int, viewpoint: Viewpoint, options: ViewOptions, place: tuple[float, float]
 ) -> np.ndarray | None:
     """Return the point [3] of the model that is seen at a place of the canvas, None where there is nothing.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,22 @@ from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Field, Page, Panel
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.status import GROUPS, HELP, WORDS, label_of, number_of
+from splatstudio.gui.state.status import GROUPS, HELP, WORDS, label_of, number_of, titled
 from splatstudio.gui.tabs.plots import TrainingPlots
 from splatstudio.gui.theme import note_html, rgb_bytes, table_html
 from splatstudio.runtime.messages import Evaluate
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, declaration, differing, value_of
+from splatstudio.settings.config import (
+    FREE_ON_RESUME,
+    LIMIT,
+    TrainConfig,
+    declaration,
+    differing,
+    setting_names,
+    value_of,
+)
 from splatstudio.settings.presets import PRESETS, nearest_preset, switched_off
-from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
 from splatstudio.training.memory_plan import splats_chosen, splats_wanted
 from splatstudio.training.plateau import evaluation_interval
@@ -30,9 +37,7 @@ from splatstudio.training.plateau import evaluation_interval
 DOWNSCALES = (1, 2, 4, 8)
 MOST_CHANGES = 6  # of a preset's settings that are named
 # What the page shows beside the preset, what says which photos those are, and when to evaluate and to save.
-SHOWN_ELSEWHERE = frozenset({"downscale", "model", "test_every", "test_images", *FREE_ON_RESUME}) | {
-    "densify.max_gaussians"
-}
+SHOWN_ELSEWHERE = frozenset({"downscale", "model", "test_every", "test_images", LIMIT, *FREE_ON_RESUME})
 PRECISIONS = {
     "auto": "16 bits between machines, 32 within one",
     "fp32": "32 bits",
@@ -40,42 +45,25 @@ PRECISIONS = {
 }
 
 
-@dataclass(frozen=True)
-class LiveSetting:
-    """A setting that a running training takes: its group, its dotted path, and what is declared of it."""
-
-    group: str
-    path: str
-    declared: Setting
-
-
-def live_settings(config: Any, group: str = "") -> Iterator[LiveSetting]:
-    """Yield the live settings of a configuration in the order of their declaration, groups last."""
-    groups = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        path = f"{group}.{field.name}" if group else field.name
-        if is_dataclass(value):
-            groups.append((value, path))
-        elif "setting" in field.metadata and field.metadata["setting"].live:
-            yield LiveSetting(group, path, field.metadata["setting"])
-    for value, path in groups:
-        yield from live_settings(value, path)
+def live_settings() -> list[str]:
+    """Return the dotted names of all live settings in the order of their declaration, groups last."""
+    live = [path for path in setting_names(TrainConfig) if declaration(TrainConfig, path).live]
+    return sorted(live, key=lambda path: path.count("."))
 
 
 class SettingInput:
     """One setting of the form: it shows the run's value until the user enters another one."""
 
-    def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
-        self.path, self._declared = setting.path, setting.declared
+    def __init__(self, gui: viser.GuiApi, path: str, value: Any):
+        self.path, self._declared = path, declaration(TrainConfig, path)
         self._kind = type(value)
         self._shown = self._displayed(value)
-        label, hint = label_of(setting.path), hint_of(setting)
-        low, high = setting.declared.low, setting.declared.high
+        label, hint = label_of(path), hint_of(path)
+        low, high = self._declared.low, self._declared.high
         self.handle: viser.GuiInputHandle[Any]
         if isinstance(value, bool):
             self.handle = gui.add_checkbox(label, value, hint=hint)
-        elif isinstance(value, int) and setting.path not in WORDS:
+        elif isinstance(value, int) and path not in WORDS:
             least, most = (None if bound is None else int(bound) for bound in (low, high))
             self.handle = gui.add_number(label, value, min=least, max=most, step=1, hint=hint)
         elif isinstance(value, tuple):
@@ -142,13 +130,12 @@ class SettingsForm(Panel):
             self._apply = self.button("Apply", lambda _: self._send(), None, disabled=True)
             self._undo = self.button("Undo", lambda _: self._reset(), disabled=True)
             self._answer = gui.add_html(answer_html())
-            for setting in live_settings(self._config):
-                group = setting.group
+            for path in live_settings():
+                group = path.rpartition(".")[0]
                 if group not in self._headings:
                     heading = f'<div class="ss-heading">{GROUPS.get(group, group)}</div>'
                     self._headings[group] = gui.add_html(heading)
-                value = value_of(self._config, setting.path)
-                self._inputs.append(SettingInput(gui, setting, value))
+                self._inputs.append(SettingInput(gui, path, value_of(self._config, path)))
 
     def refresh(self) -> None:
         """Follow the run's settings, offer what it reads, and Apply where something was entered."""
@@ -192,9 +179,9 @@ def answer_html(refusal: str = "") -> str:
     return f'<div class="ss-answer">{told}</div>'
 
 
-def hint_of(setting: LiveSetting) -> str:
+def hint_of(path: str) -> str:
     """Return what is said of a setting to who points at it: what it does, its range, and its option."""
-    declared, words = setting.declared, WORDS.get(setting.path)
+    declared, words = declaration(TrainConfig, path), WORDS.get(path)
     low, high = declared.low, declared.high
     if words is not None:
         allowed = f" Type a number or: {', '.join(words.values())}."
@@ -202,8 +189,8 @@ def hint_of(setting: LiveSetting) -> str:
         allowed = f" From {low:g} to {high:g}."
     else:
         allowed = "" if low is None else f" At least {low:g}."
-    option = setting.path.replace("_", "-")
-    return f"{HELP.get(setting.path, declared.help)}{allowed} On the command line: --{option}."
+    option = path.replace("_", "-")
+    return f"{HELP.get(path, declared.help)}{allowed} On the command line: --{option}."
 
 
 @dataclass(frozen=True)
@@ -261,10 +248,7 @@ CAPTURE_OPTIONS = (
         lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
-        "Remove floaters",
-        "shapes.min_views",
-        2,
-        "Regularly removes splats that fewer than two photos show.",
+        "Remove floaters", "shapes.min_views", 2, "Regularly removes splats that fewer than two photos show."
     ),
 )
 
@@ -311,7 +295,7 @@ class Setup(Panel):
         downscales = sorted({*DOWNSCALES, config.downscale})
         sizes = {_size_label(size, downscale): downscale for downscale in downscales}
         labels = {downscale: label for label, downscale in sizes.items()}
-        self._folder, cap = gui.add_folder(None), "densify.max_gaussians"
+        self._folder = gui.add_folder(None)
         with self._folder:
             self._field(
                 gui.add_dropdown(
@@ -326,8 +310,8 @@ class Setup(Panel):
             self._description = gui.add_html("")
             more = "More can be added when they are done."
             self._setting(gui.add_number("Steps", config.steps, min=1, step=1000, hint=more), "steps")
-            limit, hint = config.densify.max_gaussians, declaration(TrainConfig, cap).help
-            self._setting(gui.add_number("Max splats", limit, min=1, step=100_000, hint=hint), cap)
+            limit, hint = config.densify.max_gaussians, declaration(TrainConfig, LIMIT).help
+            self._setting(gui.add_number("Max splats", limit, min=1, step=100_000, hint=hint), LIMIT)
             self._field(
                 gui.add_dropdown(
                     "Photos",
@@ -382,16 +366,10 @@ def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
     own = preset.changes(config)
     given = differing(config, preset.apply(TrainConfig()))
     changed = [*own, *(name for name in given if name not in own and name not in SHOWN_ELSEWHERE)]
-    changes = f" Changed: {first_of([_titled(path) for path in changed], MOST_CHANGES)}." if changed else ""
+    changes = f" Changed: {first_of([*map(titled, changed)], MOST_CHANGES)}." if changed else ""
     most = _most_splats(config, scene)
     number = "" if most is None else f" With these photos it makes at most {most:,} splats."
     return note_html(preset.description + number + changes, mark="preset")
-
-
-def _titled(path: str) -> str:
-    """Return what the page calls a setting, with its group where it has one."""
-    group = path.rpartition(".")[0]
-    return f"{GROUPS.get(group, group)}: {label_of(path)}" if group else label_of(path)
 
 
 def _most_splats(config: TrainConfig, scene: Scene | None) -> int | None:

@@ -26,11 +26,9 @@ class HubClient(Protocol):
 
     def receive(self, event: messages.Event) -> None:
         """Take an event; of tasks only those of its own."""
-        ...
 
     def take_frame(self, frame: messages.Frame, image: np.ndarray) -> None:
         """Take a picture of a view of its own, [height, width, 3] uint8, which belongs to the client."""
-        ...
 
 
 class HubConnection:

@@ -33,9 +33,6 @@ class Mailbox(Generic[T]):
         self._dropping = False
         self.closed = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def put(self, message: T, key: Hashable | None = None) -> None:
         """Add a message at the end."""
         with self.changed:
@@ -51,10 +48,9 @@ class Mailbox(Generic[T]):
                 self._dropping = True
             self.changed.notify_all()
 
-    def take(self, timeout: float | None = 0.0) -> T | None:
-        """Return the next message and forget it; None when none came within `timeout` seconds."""
+    def take(self) -> T | None:
+        """Return the next message and forget it; None when there is none."""
         with self.changed:
-            self.changed.wait_for(lambda: self._waiting or self.closed, timeout)
             return self._waiting.popitem(last=False)[1] if self._waiting else None
 
     def peek(self) -> T | None:

@@ -57,7 +57,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
 )
 
-PROTOCOL = 5  # both sides must speak the same
+PROTOCOL = 6  # both sides must speak the same
 MAX_HELLO = 1 << 10  # bytes, of who may be anybody
 SEND_SECONDS = 5.0  # for the other end to read: who does not is let go
 GONE_SECONDS = 15  # for the other machine to confirm what was sent to it

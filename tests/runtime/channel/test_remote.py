@@ -294,6 +294,6 @@ def test_a_plateau_that_was_left_is_not_told_to_who_comes_later() -> None:
 def test_who_comes_later_drops_no_steps_that_are_done_by_then() -> None:
     hub, late = Hub(lambda _: None), Client()
     hub.receive(messages.Started(0, 100, 10, 4, 1))
-    hub.receive(messages.Progress(40, 120, 0.1, None, 55, 10.0, None, 4.0))
+    hub.receive(messages.Progress(40, 120, 0.1, None, 55, 10.0, None))
     hub.connect(late)
     assert late.heard[0] == messages.Started(40, 120, 55, 4, 1)

@@ -49,6 +49,7 @@ def export_transform(transform: np.ndarray, *, upright: bool) -> np.ndarray:
         return np.linalg.inv(transform)
     if knows_no_scene(transform):
         raise ValueError(
-            "a file of splats does not say which way is up: export it as it is, or name its scene as well"
+            "a file of splats does not say how it lies in its scene: export it as it is, or name its scene as"
+            " well"
         )
     return Z_UP_TO_Y_DOWN

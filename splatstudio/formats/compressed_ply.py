@@ -9,6 +9,7 @@ SuperSplat (MIT).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from splatstudio.formats.model_arrays import (
     splats_read,
     write_file,
 )
-from splatstudio.formats.ply import ANTIALIASED
 from splatstudio.formats.quantize import (
     colors_of,
     opacity_bytes,
@@ -35,7 +35,7 @@ from splatstudio.formats.quantize import (
     without_largest,
 )
 from splatstudio.gaussians.gaussians import Gaussians, morton_order
-from splatstudio.scene.ply_header import Element, PlyHeader, parse_header
+from splatstudio.scene.ply_header import Direction, Element, PlyHeader, comments_on, parse_header
 
 GROUP = 256  # Gaussians that share bounds
 POSITION_BOUNDS = ["min_x", "min_y", "min_z", "max_x", "max_y", "max_z"]
@@ -48,11 +48,13 @@ MORE_EACH = 80  # bytes a Gaussian that decoding takes beside the model, measure
 SQRT_2 = 2.0**0.5
 
 
-def write_compressed_ply(path: Path | str, gaussians: Gaussians, *, antialiased: bool = False) -> None:
+def write_compressed_ply(
+    path: Path | str, gaussians: Gaussians, *, antialiased: bool = False, up: Direction | None = None
+) -> None:
     """Write the Gaussians to `path`, sorted in space: the finer a chunk, the finer its positions.
 
-    `antialiased`: a comment says that they were trained so. Raises ValueError, and writes nothing, when there
-    are none, a parameter is not finite or the file cannot be written.
+    `antialiased`: a comment says that they were trained so, and where `up` is. Raises ValueError, and writes
+    nothing, when there are none, a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
@@ -75,7 +77,7 @@ def write_compressed_ply(path: Path | str, gaussians: Gaussians, *, antialiased:
         part = model[order[rows]]
         groups = slice(start // GROUP, -(-rows.stop // GROUP))
         bounds[groups], packed[rows] = _packed(part)
-    header = _header(num, num_rest, antialiased)
+    header = _header(num, num_rest, comments_on(antialiased=antialiased, up=up))
     write_file(path, b"".join([header, bounds.tobytes(), packed.tobytes(), rest.tobytes()]))
 
 
@@ -88,9 +90,9 @@ def _used_coefficients(model: ModelArrays) -> int:
     return min(number for number in NUM_SHN if number >= last)
 
 
-def _header(num: int, num_rest: int, antialiased: bool) -> bytes:
+def _header(num: int, num_rest: int, comments: list[str]) -> bytes:
     lines = ["ply", "format binary_little_endian 1.0", "comment splatstudio"]
-    lines += [f"comment {ANTIALIASED}"] if antialiased else []
+    lines += [f"comment {comment}" for comment in comments]
     lines.append(f"element chunk {-(-num // GROUP)}")
     lines += [f"property float {name}" for name in [*POSITION_BOUNDS, *SCALE_BOUNDS, *COLOR_BOUNDS]]
     lines.append(f"element vertex {num}")
@@ -175,7 +177,7 @@ def read_compressed_ply(path: Path | str) -> SplatFile:
         for start in range(0, num, 65_536):
             rows = values[rest[start : start + 65_536][:, position]]
             model.shN[start : start + 65_536] = rows.reshape(len(rows), 3, num_rest // 3).transpose(0, 2, 1)
-    return splats_read(path, model, antialiased=header.antialiased)
+    return replace(splats_read(path, model, antialiased=header.antialiased), up=header.up)
 
 
 def _elements(path: Path, header: PlyHeader) -> tuple[Element, Element, Element | None]:

@@ -28,9 +28,14 @@ from splatstudio.formats.model_arrays import (
 )
 from splatstudio.formats.quantize import colors_of, rounded
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.scene.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
-
-ANTIALIASED = "SplatRenderMode: mip"  # the comment by which brush and splat-transform tell
+from splatstudio.scene.ply_header import (
+    LONGEST_HEADER,
+    Direction,
+    Element,
+    PlyHeader,
+    comments_on,
+    parse_header,
+)
 
 POSITION = ["x", "y", "z"]
 NORMAL = ["nx", "ny", "nz"]
@@ -45,29 +50,35 @@ NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
 
 
 def write_ply(
-    path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None, *, antialiased: bool = False
+    path: Path | str,
+    gaussians: Gaussians,
+    normals: torch.Tensor | None = None,
+    *,
+    antialiased: bool = False,
+    up: Direction | None = None,
 ) -> None:
     """Write the Gaussians, in the frame they are given, to `path`; `normals` [N, 3] are 0 by default.
 
-    `antialiased`: a comment says that they were trained so. An older file of that name stays until the new
-    one is complete. Raises ValueError, and writes nothing, when a parameter is not finite or the file cannot
-    be written.
+    `antialiased`: a comment says that they were trained so, and where `up` is. An older file of that name
+    stays until the new one is complete. Raises ValueError, and writes nothing, when a parameter is not finite
+    or the file cannot be written.
     """
     path = Path(path)
     num_rest = 3 * gaussians.shN.shape[1]
     names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
+    comments = comments_on(antialiased=antialiased, up=up)
     try:
-        write_parts_durably(path, _content(path, gaussians, names, normals, antialiased))
+        write_parts_durably(path, _content(path, gaussians, names, normals, comments))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _content(
-    path: Path, gaussians: Gaussians, names: list[str], normals: torch.Tensor | None, antialiased: bool
+    path: Path, gaussians: Gaussians, names: list[str], normals: torch.Tensor | None, comments: list[str]
 ) -> Iterator[bytes | memoryview]:
     """Yield the header and the rows, in chunks that are made in one place, so that it stays in the cache."""
     num = len(gaussians)
-    yield _header(num, names, antialiased)
+    yield _header(num, names, comments)
     parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
     rows = np.zeros((min(CHUNK, num), len(names)), "<f4")
     views = _columns_by_tensor(rows, names)
@@ -86,11 +97,11 @@ def _rest_names(num: int) -> list[str]:
     return [f"f_rest_{index}" for index in range(num)]
 
 
-def _header(num: int, names: list[str], antialiased: bool) -> bytes:
+def _header(num: int, names: list[str], comments: list[str]) -> bytes:
     """Return the header, of a length that lets the numbers behind it be addressed in place."""
     properties = "".join(f"property float {name}\n" for name in names)
     middle = f"element vertex {num}\n{properties}end_header\n"
-    told = f"comment {ANTIALIASED}\n" if antialiased else ""
+    told = "".join(f"comment {comment}\n" for comment in comments)
     start = f"ply\nformat binary_little_endian 1.0\n{told}comment splatstudio"
     padding = " " * (-(len(start) + 1 + len(middle)) % 4)
     return f"{start}{padding}\n{middle}".encode("ascii")
@@ -136,16 +147,29 @@ def read_ply(path: Path | str) -> SplatFile:
 
 def holds_points_alone(path: Path) -> bool:
     """Return whether a file is a PLY of points or of a mesh, with nothing in it that only splats have."""
-    if path.suffix.lower() != ".ply":
+    header = _header_of(path)
+    if header is None:
         return False
-    try:
-        with open_input(path) as file:
-            header = parse_header(path, file.read(LONGEST_HEADER))
-    except (OSError, ValueError):
-        return False  # who reads it says what is wrong
     vertex = next((element for element in header.elements if element.name == "vertex"), None)
     names = set() if vertex is None else set(vertex.properties)
     return {"x", "y", "z"} <= names and not names & {*REQUIRED[3:], "packed_position"}
+
+
+def told_up(path: Path) -> Direction | None:
+    """Return where a PLY says that up is; None for one that does not, and for other files."""
+    header = _header_of(path)
+    return None if header is None else header.up
+
+
+def _header_of(path: Path) -> PlyHeader | None:
+    """Return the header of a PLY; None for another file, and one of which its reader says what is wrong."""
+    if path.suffix.lower() != ".ply":
+        return None
+    try:
+        with open_input(path) as file:
+            return parse_header(path, file.read(LONGEST_HEADER))
+    except (OSError, ValueError):
+        return None
 
 
 def _gaussian_element(path: Path, header: PlyHeader) -> Element:
@@ -272,7 +296,7 @@ def _splats(path: Path, header: PlyHeader, vertex: Element, chunks: Iterator[np.
     if flat:
         notes.append(f"{path} is of 2D Gaussian splatting: its flat splats get a third axis of {THICKNESS:g}")
     num_out = start - num_kept
-    return SplatFile(gaussians, header.antialiased, notes=tuple(notes), num_left_out=num_out)
+    return SplatFile(gaussians, header.antialiased, None, tuple(notes), num_out, header.up)
 
 
 def _with_thickness(rows: np.ndarray) -> np.ndarray:

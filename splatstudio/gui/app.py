@@ -24,7 +24,7 @@ from splatstudio.gui.state.project import Project, on_devices, open_project
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.state.stream import Viewport
 from splatstudio.gui.state.tasks import Milestones, News, TaskBoard
-from splatstudio.gui.state.viewpoint import FirstView
+from splatstudio.gui.state.viewpoint import FirstView, likely_up
 from splatstudio.gui.tabs.compare_runs import RunComparison
 from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
@@ -92,8 +92,7 @@ class Studio:
         self.controller = new_controller(project, self._news.tell)
         self._leaving = Leaving(self.controller, self._not_left)
         self._tasks = TaskBoard(self.controller, self._news.tell, changed)
-        # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
-        self._first_view = FirstView(self._server, "-y" if project.path.is_file() else "+z")
+        self._first_view = FirstView(self._server, likely_up(project.path))
         self._viewport = Viewport(self._server, self.controller, project.scene)
         viewport, first = self._viewport, self._first_view
         self._gated.gate.first_picture = lambda *size: viewport.first_picture(first.viewpoint(*size))

@@ -31,6 +31,7 @@ from splatstudio.models.exporter import write_model
 from splatstudio.models.other_outputs import frame_of_output, output_in, scene_of_output
 from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene.load import load_scene, load_training_scene
+from splatstudio.scene.ply_header import Direction
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
@@ -60,9 +61,22 @@ class Model:
     # What the training learned of its cameras, by photo: [6] as of `corrected_camera`, in this frame.
     poses: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences on what a file held that is left out or taken otherwise
+    told_up: Direction | None = None  # where a file of splats says that up is, in its coordinates
 
     def __len__(self) -> int:
         return len(self.gaussians)
+
+    @property
+    def known_up(self) -> np.ndarray | None:
+        """Return where up is in this frame, a unit vector [3]: z in that of a scene, else as a file says."""
+        if not knows_no_scene(self.transform):
+            return np.array([0.0, 0.0, 1.0])
+        return None if self.told_up is None else np.array(self.told_up)
+
+    @property
+    def up(self) -> np.ndarray:
+        """Return where up is known to be, or as in the files of most programs, whose y points down."""
+        return np.array([0.0, -1.0, 0.0]) if self.known_up is None else self.known_up
 
     def save_ply(self, path: str | Path) -> Path:
         """Write the model as a PLY in the coordinates of the scene's files; return the path."""
@@ -202,7 +216,8 @@ def _model_in_file(path: Path, strict: bool, scene: Path | None) -> Model:
         )
     options, part = RenderOptions(antialiased=file.antialiased), _sentence(part_of(path))
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-    model = in_its_scene(Model(file.gaussians, options=options, part=part, notes=file.notes), path, scene)
+    read = Model(file.gaussians, options=options, part=part, notes=file.notes, told_up=file.up)
+    model = in_its_scene(read, path, scene)
     if knows_no_scene(model.transform):
         model = replace(model, options=replace(options, near=_near_of(file.gaussians)))
     return model
@@ -249,14 +264,10 @@ class Origin:
 
 
 def own_orbit(model: Model) -> CameraPath:
-    """Return a loop around the half of a model that lies most centrally, for where no scene tells of cameras.
-
-    Upright is as in the files of most programs, whose y points down.
-    """
+    """Return a loop around the half of a model that lies most centrally, where no scene tells of cameras."""
     center, radius = central_bounds(model.gaussians)
-    down = model.transform[:3, :3] @ np.array([0.0, 1.0, 0.0])
     distance = ORBIT_DISTANCE * radius
-    return orbit(np.array(center), distance, ORBIT_HEIGHT * distance, up=-down / np.linalg.norm(down))
+    return orbit(np.array(center), distance, ORBIT_HEIGHT * distance, up=model.up)
 
 
 def run_folder_of(path: str | Path) -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,18 +11,21 @@ import numpy as np
 
 PLY = (b"ply\n", b"ply\r")  # what a file begins with
 LONGEST_HEADER = 1 << 20  # bytes; comments included, real ones have a few kilobytes
+Direction = tuple[float, float, float]  # a unit vector
 MOST_DIGITS = 20  # of a count; more cannot be meant, and would only flood the message
 TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8", "half": "f2", "float16": "f2",
 }  # fmt: skip
+ANTIALIASED = "SplatRenderMode: mip"  # the comment by which brush and splat-transform tell
 # The comments by which programs tell that splats are anti-aliased, or are not: the last one holds.
 _RENDER_MODES = {
     "splatrendermode": {"mip": True, "default": False},
     "postshot.anti_aliasing": {"1": True, "0": False},
     "antialiased": {"1": True, "0": False},
 }
+VERTICAL_AXIS = "Vertical axis"  # the comment by which Brush and nerfstudio tell where up is
 BYTE_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
 
 
@@ -60,6 +65,42 @@ class PlyHeader:
             if len(words) == 2:
                 told = _RENDER_MODES.get(words[0], {}).get(words[1], told)
         return told
+
+    @property
+    def up(self) -> Direction | None:
+        """Return where a comment says up is, in the file's coordinates; None where it does not."""
+        for comment in self.comments:
+            name, _, said = comment.partition(":")
+            if name.strip().lower() == VERTICAL_AXIS.lower():
+                return _direction(said.split())
+        return None
+
+
+def direction(vector: Sequence[float] | np.ndarray) -> Direction:
+    """Return the unit vector along `vector` [3], which must have a length."""
+    x, y, z = (float(part) for part in vector)
+    length = math.hypot(x, y, z)
+    return x / length, y / length, z / length
+
+
+def comments_on(*, antialiased: bool, up: Direction | None) -> list[str]:
+    """Return the comments of a file by which a reader learns how its splats were trained and where up is."""
+    comments = [f"{VERTICAL_AXIS}: " + " ".join(f"{part:.5g}" for part in up)] if up is not None else []
+    return [ANTIALIASED, *comments] if antialiased else comments
+
+
+def _direction(words: list[str]) -> Direction | None:
+    """Return the unit vector of three numbers, or of the z axis, which nerfstudio names.
+
+    Of other letters nothing follows: "y" is what Brush says of a file whose up it does not know.
+    """
+    if words[:1] in (["z"], ["Z"]):
+        return 0.0, 0.0, 1.0
+    try:
+        x, y, z = (float(word) for word in words)
+    except ValueError:
+        return None
+    return direction((x, y, z)) if 0 < math.hypot(x, y, z) < math.inf else None
 
 
 def parse_header(path: Path, start: bytes) -> PlyHeader:

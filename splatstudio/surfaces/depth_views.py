@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.cameras.camera_path import orbit
-from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.models.exporter import refined_camera
@@ -262,15 +261,10 @@ def _resized(camera: Camera, factor: float) -> Camera:
     return camera.resized(max(1, round(camera.width * factor)), max(1, round(camera.height * factor)))
 
 
-def up_of(model: Model) -> np.ndarray:
-    """Return where up is in a model's frame, [3]: z in that of a scene; files of splats have y down."""
-    return np.array([0.0, -1.0, 0.0] if knows_no_scene(model.transform) else [0.0, 0.0, 1.0])
-
-
 def _around(model: Model) -> Iterator[Camera]:
     """Yield cameras on three loops around the middle of a model, which look at it."""
     center, radius = central_bounds(model.gaussians)
-    up = up_of(model)
+    up = model.up
     for height in ORBIT_HEIGHTS:
         distance = ORBIT_DISTANCE * radius
         path = orbit(np.array(center), distance, height * distance, up=up)

@@ -22,7 +22,7 @@ from splatstudio.operating_system import put_in_place
 from splatstudio.scene.scene import Scene
 from splatstudio.surfaces import quality
 from splatstudio.surfaces.colors import ColoredMesh, colored_by, reliability_colors
-from splatstudio.surfaces.depth_views import ModelViews, Survey, up_of
+from splatstudio.surfaces.depth_views import ModelViews, Survey
 from splatstudio.surfaces.extract import all_keys, memory_of_rank, surface_by_ranks
 from splatstudio.surfaces.ground import find_ground, ground_rectangle
 from splatstudio.surfaces.mesh import (
@@ -289,7 +289,7 @@ class _Facts:
 
 def _ground(mesh: Mesh, model: Model, facts: _Facts, *, upright: bool) -> MadeMesh:
     """Return the rectangle of the ground below a mesh. Raises ValueError where there is none."""
-    ground = find_ground(mesh, up_of(model))
+    ground = find_ground(mesh, model.up)
     rectangle = ground_rectangle(mesh, ground)
     note = (
         f"{ground.share:.0%} of what is level lies in the ground, which leans by {ground.tilt:.1f} degrees to"

@@ -106,5 +106,5 @@ def test_the_job(tmp_path: Path, blob_scene: Scene, upright: bool) -> None:
     assert_seen_alike(model, blob_scene, tmp_path / "a.ply", tmp_path / "a.ply.cameras.json")
     jobs.start(Export(tmp_path / "b.ply", upright=True), lambda: replace(model, transform=np.eye(4)))
     jobs.close()
-    assert isinstance(events[-1], JobFailed) and "which way is up" in events[-1].sentence
+    assert isinstance(events[-1], JobFailed) and "how it lies in its scene" in events[-1].sentence
     assert not (tmp_path / "b.ply").exists()

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ import viser
 import viser.transforms
 
 from splatstudio.cameras.camera import Camera, look_at
+from splatstudio.formats.ply import told_up
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.scene.scene import Scene
 
@@ -24,6 +26,7 @@ TURN = 4e-3  # radians: how far one may have turned
 ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
 
 Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
+AXES: tuple[tuple[Axis, Axis], ...] = (("+x", "-x"), ("+y", "-y"), ("+z", "-z"))
 Side = Literal["front", "back", "left", "right", "above", "below"]
 FOV = 0.9  # radians, vertical: about a 28 mm lens
 NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
@@ -191,6 +194,18 @@ def frustum_size(positions: np.ndarray, extent: float) -> float:
     distances = np.linalg.norm(sample[:, None] - positions[None], axis=-1)
     nearest = np.partition(distances, 1, axis=1)[:, 1]
     return float(np.clip(np.median(nearest) / 5.0, 0.01 * extent, 0.06 * extent))
+
+
+def likely_up(path: Path) -> Axis:
+    """Return the axis that is most likely up without cameras: z in a scene's frame, of a file as it says.
+
+    Most files that do not say it are in COLMAP's frame, whose y points down.
+    """
+    if not path.is_file():
+        return "+z"
+    told = told_up(path) or (0.0, -1.0, 0.0)
+    most = max(range(3), key=lambda axis: abs(told[axis]))
+    return AXES[most][told[most] < 0]
 
 
 class FirstView:

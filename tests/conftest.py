@@ -66,6 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests close terminals: what `nohup` has all programs ignore is heard again by those that they start.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    # Nor is Ctrl-C ignored, as a shell has it of what it starts in the background.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

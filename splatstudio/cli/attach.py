@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 
-from splatstudio.cli.terminal import console, event_line
+from splatstudio.cli.terminal import LINE_SECONDS, console, event_line
 from splatstudio.error_text import printable
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import encode
@@ -47,11 +48,15 @@ class _Terminal:
 
     def follow(self) -> bool:
         """Print what is told until the line breaks, and return whether that is the end."""
-        ended = False
+        ended, due = False, 0.0
         try:
             while True:
                 event = self.line.receive()
                 ended = ended or isinstance(event, messages.Finished)
+                if isinstance(event, messages.Progress) and not console.is_terminal:
+                    if time.monotonic() < due:
+                        continue  # where lines are kept, one now and then is enough
+                    due = time.monotonic() + LINE_SECONDS
                 if (text := event_line(event, "To stop here, type: stop")) is not None:
                     console.print(printable(text), soft_wrap=True)
         except (OSError, ValueError):

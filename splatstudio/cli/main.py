@@ -222,7 +222,8 @@ def eval_(
     if not json:
         print_scored(scored)
     write_scores(scored.evaluation, files)
-    return CommandResult(0, scored_values(scored)) if json else 0
+    code = 1 if scored.lost else 0
+    return CommandResult(code, scored_values(scored)) if json else code
 
 
 def merge_(

@@ -16,7 +16,7 @@ from torch import Tensor
 from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     load_checkpoint,
-    newest_checkpoint,
+    newest_or_why,
     verify_checkpoint,
     write_manifest,
     write_shard,
@@ -147,10 +147,17 @@ def merged_parts(paths: Iterable[Path | str], report: Report = _silent) -> Merge
 
 
 def _of_run(path: Path | str) -> Path | str:
-    """Return the newest good checkpoint where `path` is a run, else the path itself."""
+    """Return the newest good checkpoint where `path` is a run, else the path itself.
+
+    Raises ValueError for a run that has checkpoints, but no good one.
+    """
     folder = typed_path(path)
-    is_run = (folder / "run.json").exists()
-    return (newest_checkpoint(folder) or folder) if is_run else folder
+    if not (folder / "run.json").exists():
+        return folder
+    newest, why = newest_or_why(folder)
+    if newest is None and why:
+        raise ValueError(f"no model in {folder} can be read: {why}")
+    return newest or folder
 
 
 def whole_of(part: RankPart) -> Path | None:

@@ -25,6 +25,7 @@ from splatstudio.files.run import Run, scored_at
 from splatstudio.formats.ply import holds_points_alone
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.model import (
+    Model,
     Origin,
     colmap_model_of,
     images_of,
@@ -77,6 +78,7 @@ class Scored:
     evaluation: Evaluation
     step: int | None
     file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not the run's own scores
+    lost: bool = False  # they are the run's own, but could not be written
 
 
 def evaluate_task(
@@ -122,14 +124,7 @@ def evaluate_task(
 
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
-    are_splats = not (task.path.is_file() and holds_points_alone(task.path))
-    if are_splats and (origin is None or not origin.is_ours) and evaluation.psnr < BESIDE_THE_SCENE:
-        lies_anywhere = knows_no_scene(model.transform)
-        why = OTHER_FRAME if lies_anywhere and _is_of_gsplat(task.path) else BESIDE
-        evaluation = replace(evaluation, notes=(*evaluation.notes, why))
-    if origin is not None and not origin.is_ours and task.downscale is None and against.downscale > 1:
-        note = f"compared at 1/{against.downscale} of the photos' size, as the settings beside it have it"
-        evaluation = replace(evaluation, notes=(*evaluation.notes, note))
+    evaluation = replace(evaluation, notes=(*evaluation.notes, *_doubts(task, model, origin, evaluation)))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
         learned = _trained_on(evaluation, own, {**files, "known": known})
@@ -137,8 +132,29 @@ def evaluate_task(
     run = run_folder_of(task.path)
     if run is None or own is None or model.step is None or model.part is not None:
         return Scored(evaluation, model.step, None)
-    file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
-    return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file)
+    file, lost = None, False
+    try:
+        file, notes = _keep(run, model.step, evaluation, own, scene, task.images)
+    except OSError as error:  # what was measured is told all the same
+        lost, why = True, f"the scores could not be written to {run}: {error.strerror or error}"
+        notes = [why, *_remembered(run, task.images)]
+    return Scored(replace(evaluation, notes=(*evaluation.notes, *notes)), model.step, file, lost)
+
+
+def _doubts(task: EvaluationTask, model: Model, origin: Origin | None, evaluation: Evaluation) -> list[str]:
+    """Return what may be wrong with scores: a model that lies elsewhere, photos of another size."""
+    doubts, ours = [], origin is not None and origin.is_ours
+    is_file = task.path.is_file() and not SHARD_NAME.fullmatch(task.path.name)
+    are_splats = not (is_file and holds_points_alone(task.path))
+    if are_splats and (is_file or not ours) and evaluation.psnr < BESIDE_THE_SCENE:
+        lies_anywhere = knows_no_scene(model.transform)
+        doubts.append(OTHER_FRAME if lies_anywhere and _is_of_gsplat(task.path) else BESIDE)
+    against = evaluation.against
+    if origin is not None and not ours and task.downscale is None and against and against.downscale > 1:
+        doubts.append(
+            f"compared at 1/{against.downscale} of the photos' size, as the settings beside it have it"
+        )
+    return doubts
 
 
 def _is_of_gsplat(path: Path) -> bool:
@@ -180,12 +196,7 @@ def _keep(
     before = scored_at(run, step).get("psnr")
     if _is_another(scene, newest_known_checkpoint(run), evaluation.psnr, before):
         return None, [ANOTHER_SCENE.format(scene.path), f"not written into {run}"]
-    try:
-        file = write_evaluation(run, step, evaluation)
-    except OSError as error:  # what was measured is told all the same
-        why = error.strerror or error
-        return None, [f"the scores could not be written to {run}: {why}", *_remembered(run, images)]
-    return file, _remembered(run, images)
+    return write_evaluation(run, step, evaluation), _remembered(run, images)
 
 
 def _checkpoint_of(model: Path) -> Path | None:

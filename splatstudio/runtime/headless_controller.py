@@ -37,7 +37,7 @@ from splatstudio.runtime.kept_orders import (
     keep_orders,
     kept_orders,
     launch_of,
-    told_again,
+    restarted_sentence,
 )
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.runtime.supervisor import SaveRetries
@@ -150,8 +150,8 @@ class HeadlessController:
         if self._job.attempt > 0 and self._steered:
             self._orders = kept_orders(self._job.run_dir, self._orders.launch)
         orders = self._orders.orders(self._job)
-        if (sentence := told_again(orders)) is not None:
-            self.tell(messages.Warned(sentence))
+        if self._job.attempt > 0:
+            self.tell(messages.Warned(restarted_sentence(self._job.checkpoint, orders)))
         for order in orders:
             self._send(order)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
 from splatstudio.files.run import ORDERS_FILE
@@ -99,6 +100,15 @@ def kept_orders(run_dir: Path, launch: str) -> KeptOrders:
 def forget_orders(run_dir: Path) -> None:
     """Remove what was kept: the training is over."""
     (run_dir / ORDERS_FILE).unlink(missing_ok=True)
+
+
+def restarted_sentence(checkpoint: Path | None, orders: tuple[messages.Command, ...]) -> str:
+    """Return what to tell of a training that its launcher starts again: where it goes on, and what holds."""
+    start = "its beginning: nothing had been saved yet"
+    if checkpoint is not None:
+        start = f"the checkpoint of step {step_of(checkpoint):,}"
+    told = told_again(orders)
+    return f"Started again by its launcher, it goes on from {start}.{f' {told}' if told else ''}"
 
 
 def told_again(orders: tuple[messages.Command, ...]) -> str | None:

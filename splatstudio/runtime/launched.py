@@ -316,7 +316,7 @@ def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return LaunchedRank(*(_number(environment, name) for name in names))
+        return _checked(LaunchedRank(*(_number(environment, name) for name in names)))
     num_ranks = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment or num_ranks < 2:
         return None
@@ -331,7 +331,20 @@ def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
     tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     node = min(_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)
-    return LaunchedRank(rank, num_ranks, _number(environment, "SLURM_LOCALID", 0), tasks[node])
+    return _checked(LaunchedRank(rank, num_ranks, _number(environment, "SLURM_LOCALID", 0), tasks[node]))
+
+
+def _checked(launched: LaunchedRank) -> LaunchedRank:
+    """Return what a launcher says; ValueError where it cannot be, or the place where the ranks meet."""
+    if not (0 <= launched.rank < launched.num_ranks and launched.num_local > 0):
+        raise ValueError(
+            f"the launcher's variables make no sense: this is rank {launched.rank} of {launched.num_ranks},"
+            f" one of {launched.num_local} on this machine; torchrun and srun set them, so set none by hand"
+        )
+    port = _number(os.environ, "MASTER_PORT", SLURM_PORT)
+    if not 0 < port < 65536:
+        raise ValueError(f"MASTER_PORT should be a port between 1 and 65535, but is {port}")
+    return launched
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:

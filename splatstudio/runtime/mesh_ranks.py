@@ -114,8 +114,10 @@ def _help(ready: Connection, task: MeshTask, devices: RankDevices, rank: int, fo
 
 def _last_word(folder: Path, helpers: list[BaseProcess]) -> str:
     """Return a sentence on why one of the other processes has gone."""
-    wait([helper.sentinel for helper in helpers], ERROR_SECONDS)
+    gone = wait([helper.sentinel for helper in helpers], ERROR_SECONDS)
     for rank, helper in enumerate(helpers, 1):
+        if helper.sentinel in gone:
+            helper.join(ERROR_SECONDS)  # a process that ends closes its files before it can be asked how
         report = read_report(folder, rank)
         if report is not None and not report.of_a_peer:
             return report.sentence if report.final else f"rank {rank}: {report.sentence}; nothing was written"

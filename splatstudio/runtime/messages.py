@@ -419,6 +419,10 @@ class Warned(Event, frozen=True):
     sentence: str
 
 
+class OrderRefused(Warned, frozen=True):
+    """Why an order was not obeyed: nobody who comes later needs to know it."""
+
+
 class EvaluationStopped(Event, frozen=True):
     """An evaluation made way for what the user asked for meanwhile: nothing went wrong."""
 

@@ -145,8 +145,10 @@ class Training(Activity):
             self._pause(self._session, messages.Pause())
 
     def idle(self) -> None:
-        """Tell of a save that was under way when the steps ended."""
+        """Save what a long pause might lose, and tell of saves that were under way when the steps ended."""
         if self._session is not None:
+            if self._state == "paused":
+                self._session.save_in_pause()
             settled = self._session.settle(wait=False)
             self._news.saved(settled.saved, settled.problem)
             if self._unsaved_end(self._session) and self._session.saved is not None:
@@ -189,7 +191,7 @@ class Training(Activity):
 
     def _start(self, command: messages.Start) -> None:
         if self._trainer is not None:
-            self._emit(messages.Warned("The training has started already."))
+            self._emit(messages.OrderRefused("The training has started already."))
             return
         self._change_state("loading")
         ranks = self._context.ranks()
@@ -417,7 +419,9 @@ class Training(Activity):
     def _step(self, session: Session, command: messages.Step) -> None:
         if not command.count >= 1:
             self._emit(
-                messages.Warned(f"The number of steps to train must be at least 1, not {command.count}.")
+                messages.OrderRefused(
+                    f"The number of steps to train must be at least 1, not {command.count}."
+                )
             )
         elif self.running:
             self._pause_after(session.trainer.step + command.count)
@@ -430,7 +434,9 @@ class Training(Activity):
             return
         if session.finished and not session.evaluating:
             steps = session.trainer.config.steps
-            self._emit(messages.Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
+            self._emit(
+                messages.OrderRefused(f"All {steps:,} steps are done; raise the number of steps to go on.")
+            )
             return
         if self._state == "finished":
             self._news.begun(session)
@@ -476,7 +482,7 @@ class Training(Activity):
         try:
             self._trainer.update_setting(path, value)
         except ValueError as error:
-            self._emit(messages.Warned(f"Not changed: {error}"))
+            self._emit(messages.OrderRefused(f"Not changed: {error}."))
             return
         self._emit(messages.SettingChanged(step, path, value))
         if session is None:
@@ -493,11 +499,13 @@ class Training(Activity):
     def _evaluate(self, session: Session, command: messages.Evaluate) -> None:
         if not session.trainer.scene.test_indices:
             self._emit(
-                messages.Warned("There are no test photos: this scene was loaded without a held-out part.")
+                messages.OrderRefused(
+                    "There are no test photos: this scene was loaded without a held-out part."
+                )
             )
             return
         if session.evaluating:
-            self._emit(messages.Warned("An evaluation is already in progress."))
+            self._emit(messages.OrderRefused("An evaluation is already in progress."))
             return
         started = time.monotonic()
         try:

@@ -29,6 +29,7 @@ from splatstudio.training.step import StepStats
 from splatstudio.training.trainer import Trainer
 
 SAFE = "Checkpoints already written are safe"
+PAUSE_SAVE_SECONDS = 10.0  # of a pause, after which it is no short one
 FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
 LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
@@ -133,7 +134,8 @@ class Session:
         self._replanned_at = trainer.step if self._watch.replanned else None  # until it is in the metrics
         self._figures = Figures(run)
         self._unwritten: str | None = None
-        self._failing = False  # whether something could not be written or evaluated since the last metrics
+        self._failing = False  # whether figures or scores could not be had or written since the last metrics
+        self._unsaved = False  # whether the last save failed, which is told
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -197,8 +199,7 @@ class Session:
             elif rewritten or stats.step in self.trainer.config.save_steps:
                 self.save_in_background()
             elif self._autosave_due():
-                self._take(wait=True)
-                self._saver.start(replace(self._checkpoint(), autosave=True))
+                self._autosave()
             if self._evaluation_due() and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
                 problems += filter(None, [self.take_unwritten()])
@@ -211,7 +212,7 @@ class Session:
             stopped = stopped_sentence(stats.step)
         told = self._failing
         self._failing = told or bool(problems)
-        settled = self.settle(wait=False, repeat=not told)
+        settled = self.settle(wait=False)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
         problems = [*self._news_of_the_run(late), *problems]
         beside, problem = self._clock() - trained, " ".join(dict.fromkeys(problems)) or None
@@ -229,16 +230,18 @@ class Session:
         if self._resting_since is None:
             self._resting_since = self._clock()
 
-    def settle(self, *, wait: bool = True, repeat: bool = True) -> Settled:
+    def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way.
 
-        Without `repeat` nothing is told of autosaves that failed: nobody asked.
+        That a save fails is told each time where it was asked for, of autosaves once until one works.
         """
         self._take(wait=wait)
         results, self._told = self._told, []
-        failed = [result for result in results if result.error is not None]
-        self._failing = self._failing or bool(failed)
-        problems = [_save_problem(each, self._well) for each in failed if repeat or not each.autosave]
+        problems = []
+        for result in results:
+            if result.error is not None and not (result.autosave and self._unsaved):
+                problems.append(_save_problem(result, self._well))
+            self._unsaved = result.error is not None
         saved = tuple(result.path for result in results if result.path is not None)
         return Settled(saved, " ".join(problems) or None)
 
@@ -292,6 +295,24 @@ class Session:
         self._watch.note_setting(step, path)
         self._figures.add({"step": step, "setting": path, "value": value})
 
+    def save_in_pause(self) -> None:
+        """Begin an autosave where it has rested for a while since steps that no checkpoint has.
+
+        The next one would be due after minutes of training, and a pause may last a night.
+        """
+        if self._resting_since is None or not self.trainer.config.save_minutes > 0 or self._unsaved:
+            return
+        lost = self._seconds > self._saved_after and self.trainer.step > 0
+        if lost and not self._saver.busy and self._clock() - self._resting_since >= PAUSE_SAVE_SECONDS:
+            try:
+                self._autosave()
+            except OSError as error:  # the run's folder is gone, and cannot be made again
+                self._note(SaveResult(self.trainer.step, None, error, autosave=True))
+
+    def _autosave(self) -> None:
+        self._take(wait=True)
+        self._saver.start(replace(self._checkpoint(), autosave=True))
+
     def save_in_background(self) -> None:
         """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.
 
@@ -313,6 +334,7 @@ class Session:
         """
         self._take(wait=True)
         result = self._saver.save(self._checkpoint())
+        self._unsaved = result.path is None
         if result.path is None:
             assert result.error is not None
             raise result.error

@@ -22,7 +22,9 @@ from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (
     Command,
     Finished,
+    OrderRefused,
     Pause,
+    Progress,
     RankFigures,
     RanksReport,
     SetCap,
@@ -72,6 +74,35 @@ def test_who_has_the_token_hears_and_is_obeyed(remote: Remote) -> None:
         remote.hub.receive(Warned("after"))
         assert line.receive() == Warned("after")
     assert remote.obeyed == [Pause(), Step(7), SetCap(900), UpdateSettings((("optim.means_lr", 1e-5),))]
+
+
+def test_an_answer_to_one_is_not_told_to_who_comes_later(remote: Remote) -> None:
+    remote.hub.receive(Warned("the disk is full"))
+    with closing(dial(remote.address, remote.server.token, frames=False)) as line:
+        assert line.receive() == Warned("the disk is full")
+        remote.hub.receive(OrderRefused("Not changed: unknown setting 'foo'."))
+        assert line.receive() == OrderRefused("Not changed: unknown setting 'foo'.")
+    remote.hub.receive(Finished(9, True, None))
+    with closing(dial(remote.address, remote.server.token, frames=False)) as line:
+        assert [line.receive(), line.receive()] == [Warned("the disk is full"), Finished(9, True, None)]
+
+
+def test_where_lines_are_kept_the_progress_is_one_now_and_then(
+    remote: Remote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[int] = []
+    terminal = threading.Thread(
+        target=lambda: ends.append(attach(remote.address, remote.server.token, [])), daemon=True
+    )
+    terminal.start()
+    until(lambda: remote.server.num_clients == 1)
+    for step in (1, 2, 3):
+        remote.hub.receive(Progress(step, 9, 0.1, 30.0, 100, 20.0, 1.0))
+        remote.hub.receive(Warned(f"warning {step}"))
+    remote.hub.receive(Finished(9, True, None))
+    terminal.join(120)
+    printed = capsys.readouterr().out
+    assert printed.count("loss") == 1 and printed.count("warning") == 3, printed
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "\udcff"])

@@ -16,6 +16,7 @@ from model_parts import STEP_OF_PARTS
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from splatstudio.checkpoints.rank_parts import files_to_merge, part_of
 from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.merging import merge, merged_parts
 from splatstudio.models.model import load_model
@@ -271,6 +272,18 @@ def test_parts_that_do_not_fit_are_named(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out.pt").exists()
     assert "executed" not in capsys.readouterr().out
+
+
+def test_a_run_with_damaged_checkpoints_says_what_is_wrong_with_them(
+    trainer: Trainer, blob_scene: Scene, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", blob_scene.path, trainer.config)
+    with pytest.raises(ValueError, match="holds neither a checkpoint"):
+        merge(run.path)
+    saved = trainer.save(run.path)
+    next(saved.glob("rank*")).unlink()
+    with pytest.raises(ValueError, match=r"no model in .*run can be read: .* is missing"):
+        merge(run.path)
 
 
 def test_wrong_lists_are_named(trained: Gaussians, trainer: Trainer, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_scores_of_a_run_that_may_not_be_written_are_told_all_the_same(
 
     monkeypatch.setattr(scoring, "write_evaluation", refuse)
     scored = evaluate_task(EvaluationTask(run.path))
-    assert scored.file is None and scored.evaluation.psnr > 0
+    assert scored.file is None and scored.lost and scored.evaluation.psnr > 0
     assert scored.evaluation.notes[-1] == f"the scores could not be written to {run.path}: Permission denied"
     monkeypatch.undo()
     monkeypatch.setattr(scoring, "remember_images", refuse)

@@ -26,7 +26,7 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
-from splatstudio.runtime.kept_orders import KeptOrders, kept_orders, launch_of
+from splatstudio.runtime.kept_orders import KeptOrders, kept_orders, launch_of, restarted_sentence
 from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
@@ -99,6 +99,31 @@ def test_two_tasks_on_each_of_slurms_two_machines_are_four_ranks() -> None:
     third = {"SLURM_PROCID": "2", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
     uneven = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", **third}
     assert launched_rank({**BATCH_SCRIPT, **IN_STEP, **uneven}) == LaunchedRank(2, 3, 0, 1)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"SLURM_PROCID": "5"}, "rank 5 of 4"),
+        ({"SLURM_PROCID": "-1"}, "rank -1 of 4"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "0"}, "one of 0 on this machine"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(changed: dict[str, str], sentence: str) -> None:
+    task = {"SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
+    with pytest.raises(ValueError, match=f"make no sense: .*{sentence}"):
+        launched_rank({**BATCH_SCRIPT, **IN_STEP, **task, **changed})
+    with pytest.raises(ValueError, match="rank 4 of 4"):
+        launched_rank({**TORCHRUN, "RANK": "4"})
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(("port", "told"), [("abc", "should be a number"), ("80000", "between 1 and 65535")])
+def test_a_meeting_place_that_cannot_be_is_refused(port: str, told: str) -> None:
+    os.environ["MASTER_PORT"] = port
+    with pytest.raises(ValueError, match=f"MASTER_PORT.* {told}"):
+        launched_rank(TORCHRUN)
 
 
 def test_a_rank_keeps_no_more_cores_busy_than_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,8 +507,9 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
     again = [Start(90), UpdateSettings((("ssim_weight", 0.5),)), Pause()]
     assert ordered(_Told(StateChanged("training")), 1) == again
     assert isinstance(told[-2], Warned) and told[-2].sentence == (
-        "As before it was started again: ssim_weight is 0.5; it pauses where it was told to; it stands still,"
-        " and Resume lets it go on."
+        "Started again by its launcher, it goes on from its beginning: nothing had been saved yet. As before"
+        " it was started again: ssim_weight is 0.5; it pauses where it was told to; it stands still, and"
+        " Resume lets it go on."
     )
     assert ordered(_Told(), 1) == again[:2], "it was told to go on since"
     assert ordered(_Told(), 1, steered=False) == [Start()], "nobody could change it"
@@ -496,6 +522,13 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
     assert ordered(_Told(), 1) == again[:2], "it had been told to go on"
     headless_controller.HeadlessController(None, None, job, told.append).forget_orders()  # type: ignore[arg-type]
     assert ordered(_Told(), 1) == [Start()], "it was over"
+
+
+def test_a_training_that_is_started_again_says_from_where_it_goes_on() -> None:
+    checkpoint = Path("run", "ckpts", "step_00001250")
+    assert restarted_sentence(checkpoint, (Start(),)) == (
+        "Started again by its launcher, it goes on from the checkpoint of step 1,250."
+    )
 
 
 def test_what_is_told_is_kept_already(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import re
 import shutil
 import threading
 import time
@@ -38,7 +39,7 @@ from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.training import figures
-from splatstudio.training.session import Session
+from splatstudio.training.session import Session, Settled
 from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=6, sh_degree=0, save_steps=(2, 4), eval_steps=(3,))
@@ -349,6 +350,62 @@ def test_autosaves_that_fail_again_and_again_are_told_once(autosaving: Session) 
     autosaving._clock = lambda: 600.0 * next(minutes)
     sentences = told(autosaving, 9)
     assert len(sentences) == 1 and "could not be written" in sentences[0]
+
+
+def test_autosaves_that_fail_are_told_though_the_figures_fail_already(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch, full_disk: None
+) -> None:
+    (sentence,) = told(autosaving, 10)
+    assert sentence.startswith("The figures of step 10")
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    (sentence,) = told(autosaving, 5)
+    assert re.match(r"Step 1\d could not be written: No space left on device", sentence)
+    with monkeypatch.context() as room:
+        room.setattr(checkpoint_saver, "save_checkpoint", save_checkpoint)
+        assert told(autosaving, 2) == []
+    (sentence,) = told(autosaving, 2)
+    assert sentence.startswith("Step 1") and "could not be written" in sentence, "one has worked since"
+
+
+def test_what_a_long_pause_might_lose_is_saved_once(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    now = [0.0]
+    autosaving._clock = lambda: now[0]
+
+    def stands_still(seconds: float) -> Settled:
+        now[0] += seconds
+        autosaving.save_in_pause()
+        return autosaving.settle()
+
+    autosaving.rest()
+    assert stands_still(100.0).saved == (), "there is no step yet"
+    now[0] += 1.0
+    autosaving.advance()
+    now[0] += 1.0
+    autosaving.rest()
+    assert stands_still(9.0).saved == (), "a short pause"
+    (path,) = stands_still(2.0).saved
+    assert path.name == "step_00000001" and load_checkpoint(path).step == 1
+    assert stands_still(1000.0).saved == ()
+    autosaving.advance()
+    now[0] += 1.0
+    autosaving.rest()
+    with monkeypatch.context() as full:
+        full.setattr(
+            checkpoint_saver, "save_checkpoint", lambda *_: raising(OSError(errno.ENOSPC, "No space"))
+        )
+        assert "Step 2 could not be written: No space" in (stands_still(20.0).problem or "")
+        assert stands_still(20.0) == Settled((), None)
+    (newest,) = checkpoint_folders(autosaving.run.path)
+    assert newest == path, "what was good stays"
+
+
+def raising(error: OSError) -> Path:
+    raise error
 
 
 def test_nothing_goes_on_after_a_last_step_that_is_not_saved(

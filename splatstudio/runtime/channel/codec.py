@@ -60,7 +60,7 @@ def concrete(kind: type[T]) -> tuple[type[T], ...]:
     """Return all messages of a kind, `Command` or `Event`, by their names."""
     found: list[type[T]] = []
     for child in kind.__subclasses__():
-        found += concrete(child) if child in (JobCommand, RankCommand) else [child]
+        found += concrete(child) if child in (JobCommand, RankCommand) else [child, *concrete(child)]
     return tuple(found)
 
 

@@ -150,6 +150,8 @@ class Hub:
             return number, dropped
 
     def _keep(self, event: messages.Event) -> None:
+        if isinstance(event, messages.OrderRefused):
+            return
         kind = _kind_of(event)
         self._last.pop(kind, None)  # told again in the order in which it happened
         self._last[kind] = event

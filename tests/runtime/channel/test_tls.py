@@ -201,7 +201,7 @@ def test_the_only_file_with_the_token_is_its_owners_alone(
     following.join(60)
     controller.close()
     slots.close()
-    (found,) = [event.sentence for event in told if isinstance(event, Warned)]
+    (found,) = [event.sentence for event in told if isinstance(event, Warned) and "--token" in event.sentence]
     address, token = found.split()[-3], found.split()[-1]
     assert address.startswith("tls://127.0.0.1:") and kept_token(run) == token
     files = [path for path in tmp_path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]

@@ -34,7 +34,7 @@ from splatstudio.formats.torch_file import (
 from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import free_memory
-from splatstudio.scene.ply_header import LONGEST_HEADER, PLY, Direction, parse_header
+from splatstudio.scene.ply_header import LONGEST_HEADER, PLY, UNSAID, Orientation, parse_header
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class FileExtras:
     antialiased: bool = False  # trained so
     normals: torch.Tensor | None = None  # [N, 3] on the CPU
     page: PageView = AS_IT_LIES  # how a web page shows them
-    up: Direction | None = None  # where it is, where that is known
+    orientation: Orientation = UNSAID
 
 
 def _nothing_more(gaussians: Gaussians) -> list[str]:
@@ -128,7 +128,7 @@ FORMATS = (
         bytes_each=(68, 104, 164, 248),
         read=_read_ply,
         write=lambda path, model, extras: write_ply(
-            path, model, extras.normals, antialiased=extras.antialiased, up=extras.up
+            path, model, extras.normals, antialiased=extras.antialiased, orientation=extras.orientation
         ),
         tells_antialiased=True,
         has_normals=True,
@@ -141,7 +141,7 @@ FORMATS = (
         bytes_each=(16.3, 25.3, 40.3, 61.3),
         read=_read_ply,
         write=lambda path, model, extras: write_compressed_ply(
-            path, model, antialiased=extras.antialiased, up=extras.up
+            path, model, antialiased=extras.antialiased, orientation=extras.orientation
         ),
         tells_antialiased=True,
     ),

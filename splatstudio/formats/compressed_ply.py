@@ -35,7 +35,7 @@ from splatstudio.formats.quantize import (
     without_largest,
 )
 from splatstudio.gaussians.gaussians import Gaussians, morton_order
-from splatstudio.scene.ply_header import Direction, Element, PlyHeader, comments_on, parse_header
+from splatstudio.scene.ply_header import UNSAID, Element, Orientation, PlyHeader, comments_on, parse_header
 
 GROUP = 256  # Gaussians that share bounds
 POSITION_BOUNDS = ["min_x", "min_y", "min_z", "max_x", "max_y", "max_z"]
@@ -49,12 +49,12 @@ SQRT_2 = 2.0**0.5
 
 
 def write_compressed_ply(
-    path: Path | str, gaussians: Gaussians, *, antialiased: bool = False, up: Direction | None = None
+    path: Path | str, gaussians: Gaussians, *, antialiased: bool = False, orientation: Orientation = UNSAID
 ) -> None:
     """Write the Gaussians to `path`, sorted in space: the finer a chunk, the finer its positions.
 
-    `antialiased`: a comment says that they were trained so, and where `up` is. Raises ValueError, and writes
-    nothing, when there are none, a parameter is not finite or the file cannot be written.
+    Comments tell the `orientation`, and whether they were trained `antialiased`. Raises ValueError, and
+    writes nothing, when there are none, a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
@@ -77,7 +77,7 @@ def write_compressed_ply(
         part = model[order[rows]]
         groups = slice(start // GROUP, -(-rows.stop // GROUP))
         bounds[groups], packed[rows] = _packed(part)
-    header = _header(num, num_rest, comments_on(antialiased=antialiased, up=up))
+    header = _header(num, num_rest, comments_on(orientation, antialiased=antialiased))
     write_file(path, b"".join([header, bounds.tobytes(), packed.tobytes(), rest.tobytes()]))
 
 
@@ -177,7 +177,7 @@ def read_compressed_ply(path: Path | str) -> SplatFile:
         for start in range(0, num, 65_536):
             rows = values[rest[start : start + 65_536][:, position]]
             model.shN[start : start + 65_536] = rows.reshape(len(rows), 3, num_rest // 3).transpose(0, 2, 1)
-    return replace(splats_read(path, model, antialiased=header.antialiased), up=header.up)
+    return replace(splats_read(path, model, antialiased=header.antialiased), orientation=header.orientation)
 
 
 def _elements(path: Path, header: PlyHeader) -> tuple[Element, Element, Element | None]:

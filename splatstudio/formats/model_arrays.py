@@ -12,7 +12,7 @@ from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import ALWAYS_READ, read_input
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.operating_system import free_memory
-from splatstudio.scene.ply_header import Direction
+from splatstudio.scene.ply_header import UNSAID, Orientation
 
 NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
 OPAQUE = 15.0  # the logit of an opacity that cannot be told from 1
@@ -37,7 +37,7 @@ class SplatFile:
     step: int | None = None  # of the training, where the file tells it
     notes: tuple[str, ...] = ()  # sentences for the user on what was left out or taken otherwise
     num_left_out: int = 0  # splats with a value that is not finite
-    up: Direction | None = None  # where the file says that it is
+    orientation: Orientation = UNSAID
 
     def __len__(self) -> int:
         return len(self.gaussians)

@@ -30,8 +30,9 @@ from splatstudio.formats.quantize import colors_of, rounded
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.scene.ply_header import (
     LONGEST_HEADER,
-    Direction,
+    UNSAID,
     Element,
+    Orientation,
     PlyHeader,
     comments_on,
     parse_header,
@@ -55,18 +56,18 @@ def write_ply(
     normals: torch.Tensor | None = None,
     *,
     antialiased: bool = False,
-    up: Direction | None = None,
+    orientation: Orientation = UNSAID,
 ) -> None:
     """Write the Gaussians, in the frame they are given, to `path`; `normals` [N, 3] are 0 by default.
 
-    `antialiased`: a comment says that they were trained so, and where `up` is. An older file of that name
+    Comments tell the `orientation`, and whether they were trained `antialiased`. An older file of that name
     stays until the new one is complete. Raises ValueError, and writes nothing, when a parameter is not finite
     or the file cannot be written.
     """
     path = Path(path)
     num_rest = 3 * gaussians.shN.shape[1]
     names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
-    comments = comments_on(antialiased=antialiased, up=up)
+    comments = comments_on(orientation, antialiased=antialiased)
     try:
         write_parts_durably(path, _content(path, gaussians, names, normals, comments))
     except OSError as error:
@@ -155,10 +156,10 @@ def holds_points_alone(path: Path) -> bool:
     return {"x", "y", "z"} <= names and not names & {*REQUIRED[3:], "packed_position"}
 
 
-def told_up(path: Path) -> Direction | None:
-    """Return where a PLY says that up is; None for one that does not, and for other files."""
+def told_orientation(path: Path) -> Orientation:
+    """Return what a PLY says of how it lies: nothing of another file."""
     header = _header_of(path)
-    return None if header is None else header.up
+    return UNSAID if header is None else header.orientation
 
 
 def _header_of(path: Path) -> PlyHeader | None:
@@ -296,7 +297,7 @@ def _splats(path: Path, header: PlyHeader, vertex: Element, chunks: Iterator[np.
     if flat:
         notes.append(f"{path} is of 2D Gaussian splatting: its flat splats get a third axis of {THICKNESS:g}")
     num_out = start - num_kept
-    return SplatFile(gaussians, header.antialiased, None, tuple(notes), num_out, header.up)
+    return SplatFile(gaussians, header.antialiased, None, tuple(notes), num_out, header.orientation)
 
 
 def _with_thickness(rows: np.ndarray) -> np.ndarray:

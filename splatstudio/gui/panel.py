@@ -311,7 +311,7 @@ class Page:
         """Return where a new file goes: what is there already stays as it is, which is told."""
         path = free_path(wanted)
         if path != wanted:
-            kept = f"Kept existing {path_words(wanted)}; saved as {path.name}."
+            kept = f"{path_words(wanted)} stays as it is: this one is called {path.name}."
             self.notify(Notice(f"Writing {path.name}", kept))
         return path
 

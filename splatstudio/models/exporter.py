@@ -25,7 +25,7 @@ from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
 from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.scene.ply_header import direction
+from splatstudio.scene.ply_header import Orientation, direction
 
 CHUNK = 65_536
 COARSE_STEP = 0.1  # of a splat's size: coordinates that are no finer show as noise
@@ -127,6 +127,8 @@ class Exportable(Protocol):
     def poses(self) -> Mapping[str, np.ndarray]: ...
     @property
     def known_up(self) -> np.ndarray | None: ...
+    @property
+    def orientation(self) -> Orientation: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +193,8 @@ def write_model(
         announce(f"{len(gaussians):,} splats are written as {form.name}: about {megabytes:.1f} MB")
     page = page_view(model, np.linalg.inv(transform), request.first, title=request.title)
     up = None if model.known_up is None else direction(transform[:3, :3] @ model.known_up)
-    extras = FileExtras(model.step, model.options.antialiased, normals, page, up)
+    orientation = Orientation(up, upright or (model.orientation.upright and knows_no_scene(model.transform)))
+    extras = FileExtras(model.step, model.options.antialiased, normals, page, orientation)
     write_gaussians(output, gaussians, extras, form=form)
     notes = [*not_kept(model.options, form), *form.rounds(gaussians)]
     if form.has_sizes and not knows_no_scene(model.transform):  # else they came from such coordinates

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
-from splatstudio.cameras.placement import knows_no_scene
+from splatstudio.cameras.placement import export_transform, knows_no_scene
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_and_passed_over
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
@@ -31,7 +31,7 @@ from splatstudio.models.exporter import write_model
 from splatstudio.models.other_outputs import frame_of_output, output_in, scene_of_output
 from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene.load import load_scene, load_training_scene
-from splatstudio.scene.ply_header import Direction
+from splatstudio.scene.ply_header import UNSAID, Orientation
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
@@ -61,7 +61,7 @@ class Model:
     # What the training learned of its cameras, by photo: [6] as of `corrected_camera`, in this frame.
     poses: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences on what a file held that is left out or taken otherwise
-    told_up: Direction | None = None  # where a file of splats says that up is, in its coordinates
+    orientation: Orientation = UNSAID  # what a file of splats, in whose coordinates it lies, says of them
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -71,7 +71,7 @@ class Model:
         """Return where up is in this frame, a unit vector [3]: z in that of a scene, else as a file says."""
         if not knows_no_scene(self.transform):
             return np.array([0.0, 0.0, 1.0])
-        return None if self.told_up is None else np.array(self.told_up)
+        return None if self.orientation.up is None else np.array(self.orientation.up)
 
     @property
     def up(self) -> np.ndarray:
@@ -114,8 +114,14 @@ class Model:
         return replace(evaluation, notes=(*self.notes, *evaluation.notes))
 
     def in_frame_of(self, scene: Scene) -> Model:
-        """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
-        return self.in_frame(scene.transform)
+        """Return the model in `scene`'s frame, by way of the files' coordinates that both share.
+
+        One that was turned upright for its file is turned back instead.
+        """
+        if not (self.orientation.upright and knows_no_scene(self.transform)):
+            return self.in_frame(scene.transform)
+        upright = export_transform(scene.transform, upright=True) @ scene.transform
+        return replace(self, transform=upright, orientation=UNSAID).in_frame(scene.transform)
 
     def in_frame(self, transform: np.ndarray) -> Model:
         """Return the model in the frame to which `transform` [4, 4] leads from the files' coordinates."""
@@ -216,7 +222,7 @@ def _model_in_file(path: Path, strict: bool, scene: Path | None) -> Model:
         )
     options, part = RenderOptions(antialiased=file.antialiased), _sentence(part_of(path))
     # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-    read = Model(file.gaussians, options=options, part=part, notes=file.notes, told_up=file.up)
+    read = Model(file.gaussians, options=options, part=part, notes=file.notes, orientation=file.orientation)
     model = in_its_scene(read, path, scene)
     if knows_no_scene(model.transform):
         model = replace(model, options=replace(options, near=_near_of(file.gaussians)))

@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
@@ -149,8 +150,14 @@ def read_whole_photo(view: View) -> Photo:
     `read_photo` does.
     """
     view = _in_full_size(view)
+    return read_photo(replace(view, camera=whole_camera(view)))
+
+
+def whole_camera(view: View) -> Camera:
+    """Return the camera of the photo in its full size; raises as `read_whole_photo`, which reads it so."""
+    view = _in_full_size(view)
     lens = next(face.lens for face in faces(view.lens) if face.name == view.face)
-    return read_photo(replace(view, camera=view.camera.resized(lens.width, lens.height)))
+    return view.camera.resized(lens.width, lens.height)
 
 
 def _in_full_size(view: View) -> View:

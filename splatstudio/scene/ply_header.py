@@ -25,8 +25,20 @@ _RENDER_MODES = {
     "postshot.anti_aliasing": {"1": True, "0": False},
     "antialiased": {"1": True, "0": False},
 }
+UPRIGHT = "Placement: upright"  # the comment of a model that was turned away from its scene's coordinates
 VERTICAL_AXIS = "Vertical axis"  # the comment by which Brush and nerfstudio tell where up is
 BYTE_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How splats lie in their file, as far as that says it."""
+
+    up: Direction | None = None
+    upright: bool = False  # turned from the coordinates of the scene's files, as `export_transform` does
+
+
+UNSAID = Orientation()
 
 
 @dataclass(frozen=True)
@@ -67,13 +79,11 @@ class PlyHeader:
         return told
 
     @property
-    def up(self) -> Direction | None:
-        """Return where a comment says up is, in the file's coordinates; None where it does not."""
-        for comment in self.comments:
-            name, _, said = comment.partition(":")
-            if name.strip().lower() == VERTICAL_AXIS.lower():
-                return _direction(said.split())
-        return None
+    def orientation(self) -> Orientation:
+        """Return what comments say of how the splats lie."""
+        said = dict((comment + ":").lower().split(":")[:2] for comment in reversed(self.comments))
+        up = _direction(said.get(VERTICAL_AXIS.lower(), "").split())
+        return Orientation(up, UPRIGHT in self.comments)
 
 
 def direction(vector: Sequence[float] | np.ndarray) -> Direction:
@@ -83,10 +93,12 @@ def direction(vector: Sequence[float] | np.ndarray) -> Direction:
     return x / length, y / length, z / length
 
 
-def comments_on(*, antialiased: bool, up: Direction | None) -> list[str]:
-    """Return the comments of a file by which a reader learns how its splats were trained and where up is."""
-    comments = [f"{VERTICAL_AXIS}: " + " ".join(f"{part:.5g}" for part in up)] if up is not None else []
-    return [ANTIALIASED, *comments] if antialiased else comments
+def comments_on(orientation: Orientation, *, antialiased: bool) -> list[str]:
+    """Return the comments of a file by which a reader learns how its splats lie and how they were trained."""
+    comments = [ANTIALIASED] if antialiased else []
+    if orientation.up is not None:
+        comments.append(f"{VERTICAL_AXIS}: " + " ".join(f"{part:.5g}" for part in orientation.up))
+    return [*comments, UPRIGHT] if orientation.upright else comments
 
 
 def _direction(words: list[str]) -> Direction | None:

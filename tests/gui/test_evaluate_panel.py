@@ -143,7 +143,10 @@ def test_a_file_that_exists_is_not_written_over(
     panel = ExportPanel(page)
     panel._path.value = str(there)
     panel._write()
-    assert sent[-1].path == tmp_path / "model-2.ply" and "model.ply; saved as model-2.ply" in notices[-1].text
+    assert (
+        sent[-1].path == tmp_path / "model-2.ply"
+        and "model.ply stays as it is: this one is called model-2.ply" in notices[-1].text
+    )
     assert evaluate_panel(page)._output(str(there)) == tmp_path / "model-2.ply"
     for name, other in [("a.compressed.ply", "a-2.compressed.ply"), ("v1.5.spz", "v1.5-2.spz"), ("b", "b-2")]:
         assert free_path(tmp_path / name) == tmp_path / name

@@ -28,12 +28,14 @@ from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
 from splatstudio.gui.tabs.mesh import MeshSection
-from splatstudio.gui.tabs.render import OutputSection, PictureSection
+from splatstudio.gui.tabs.render import FORMATS as RENDER_FORMATS
+from splatstudio.gui.tabs.render import PHOTO, OutputSection, PictureSection
 from splatstudio.gui.tabs.trim import BOX_SIDES, TrimSection
 from splatstudio.models.model import Model
 from splatstudio.runtime.file_tasks import FileTask
 from splatstudio.runtime.messages import Exported, ModelLoaded, ViewJob
 from splatstudio.runtime.training_news import model_loaded
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.setting import typed_output
 
 NAMELESS = ("", " ", "/", ".", "..", "a/..")
@@ -63,9 +65,10 @@ def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree:
 @pytest.mark.parametrize(
     ("name", "upright", "told"),
     [
-        ("PLY", False, "those of the scene's own files<"),
-        ("glTF", False, "those of the scene's own files, turned to glTF's axes<"),
-        ("glTF", True, "upright, as here, turned to glTF's axes<"),
+        ("PLY", False, "those of the scene's files<"),
+        ("PLY", True, "upright, y down<"),
+        ("glTF", False, "those of the scene's files, turned to glTF's axes<"),
+        ("glTF", True, "upright, turned to glTF's axes<"),
     ],
 )
 def test_in_which_coordinates_a_file_lies_is_told(page: Any, name: str, upright: bool, told: str) -> None:
@@ -216,7 +219,43 @@ def test_a_video_takes_no_other_ones_place(
     section._file.value = str(tmp_path / "mine.mp4")
     section._start(cast(viser.ClientHandle, object()))
     assert sent[0].output == tmp_path / "mine-2.mp4"
-    assert "mine-2.mp4" in notices[0].title and "mine.mp4; saved as mine-2.mp4" in notices[0].text
+    assert (
+        "mine-2.mp4" in notices[0].title
+        and "mine.mp4 stays as it is: this one is called mine-2.mp4" in notices[0].text
+    )
+
+
+@pytest.mark.usefixtures("notices")
+def test_frames_take_no_other_ones_folder_and_a_video_follows_its_format(
+    page: Page, sent: list[Any], tmp_path: Path
+) -> None:
+    editor, client = PathEditor(), cast(viser.ClientHandle, object())
+    for key in random_keys(1, 2):
+        editor.add(key)
+    section = OutputSection(page, editor)
+    (tmp_path / "mine").mkdir()
+    section._file.value = str(tmp_path / "mine")
+    section._format.value = next(name for name, (ending, _) in RENDER_FORMATS.items() if not ending)
+    section._start(client)
+    assert sent[-1].output == tmp_path / "mine", "it is empty"
+    (tmp_path / "mine" / "frame_00000.png").touch()
+    section._start(client)
+    assert sent[-1].output == tmp_path / "mine-2"
+    section._format.value = section._chosen
+    section._choose_format(section._chosen)
+    assert section._file.value == str(tmp_path / "mine.mp4"), "not within the folder of the frames"
+    section._file.value = f"{tmp_path / 'mine'}/"
+    section._choose_format(section._chosen)
+    section._start(client)
+    assert sent[-1].output.parent == tmp_path / "mine" and sent[-1].output.suffix == ".mp4", "asked for"
+
+
+def test_a_video_is_as_large_as_the_photos_to_the_pixel(page: Page, blob_scene: Scene) -> None:
+    page.controller.project = replace(page.controller.project, scene=blob_scene.resized(7))
+    photo = blob_scene.cameras[0]
+    assert (photo.width % 7, photo.height % 7) != (0, 0), "it is rounded"
+    section = OutputSection(page, PathEditor())
+    assert section._sizes[PHOTO] == (photo.width // 2 * 2, photo.height // 2 * 2)
 
 
 def test_a_picture_takes_no_name_of_one_that_is_still_drawn(page: Page, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -17,7 +18,7 @@ from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
 from splatstudio.formats.torch_file import write_gsplat_checkpoint
 from splatstudio.models import scoring
-from splatstudio.models.model import load_model, origin_of
+from splatstudio.models.model import Model, load_model, origin_of
 from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
 from splatstudio.rendering.render import render
 from splatstudio.scene.load import load_scene
@@ -120,6 +121,16 @@ def test_an_evaluation_of_another_size_or_scene_leaves_the_runs_own_scores(
     scored = evaluate_task(EvaluationTask(run.path, downscale=1))
     assert scored.file is not None and scored.file.samefile(file) and scored.evaluation.against == against
     assert file.read_bytes() != own, "its time per image is another"
+
+
+def test_a_file_of_a_run_in_other_coordinates_is_told(blob_scene: Scene, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", blob_scene.path, TrainConfig(steps=1, sh_degree=0))
+    own = Model(blobs()).in_frame_of(blob_scene)
+    for name, moved, told in (("own", 0.0, False), ("moved", 50.0, True)):
+        away = replace(own, gaussians=replace(own.gaussians, means=own.gaussians.means + moved))
+        away.save(run.path / f"{name}.spz")
+        notes = evaluate_task(EvaluationTask(run.path / f"{name}.spz")).evaluation.notes
+        assert (BESIDE in notes) == told, notes
 
 
 def test_scores_of_a_run_that_may_not_be_written_are_told_all_the_same(

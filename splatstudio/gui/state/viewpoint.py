@@ -14,7 +14,7 @@ import viser
 import viser.transforms
 
 from splatstudio.cameras.camera import Camera, look_at
-from splatstudio.formats.ply import told_up
+from splatstudio.formats.ply import told_orientation
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.scene.scene import Scene
 
@@ -203,7 +203,7 @@ def likely_up(path: Path) -> Axis:
     """
     if not path.is_file():
         return "+z"
-    told = told_up(path) or (0.0, -1.0, 0.0)
+    told = told_orientation(path).up or (0.0, -1.0, 0.0)
     most = max(range(3), key=lambda axis: abs(told[axis]))
     return AXES[most][told[most] < 0]
 

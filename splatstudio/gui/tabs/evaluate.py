@@ -340,7 +340,8 @@ class EvaluatePanel(Panel):
             if entry is not None:
                 evaluation = self._evaluation_of(entry)
                 output = self._output(self._merged.value) if entry.num_ranks > 1 else None
-                self._measure(f"Evaluating step {entry.step:,}", evaluation, _files(entry), output)
+                title = f"Evaluating step {entry.step:,} of {entry.owner.name}"
+                self._measure(title, evaluation, _files(entry), output)
 
     def _evaluation_of(self, entry: CatalogEntry) -> EvaluationTask:
         if not entry.is_gsplat:

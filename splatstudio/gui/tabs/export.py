@@ -35,7 +35,7 @@ class ExportPanel(Panel):
         self._upright = gui.add_checkbox(
             "Align upright",
             False,
-            hint="Upright, centered and scaled as here; otherwise in the scene's coordinates.",
+            hint="Upright, centered and scaled as here, y down as viewers expect; else as the scene's files.",
             visible=has_scene,
         )
         self._cameras = gui.add_checkbox(
@@ -96,9 +96,13 @@ class ExportPanel(Panel):
             rows += [("Splats", f"{most}{num:,}")]
             rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, model.sh_degree))}")]
         if not chosen.is_page:
-            place = "upright, as here" if upright else "those of the scene's own files"
-            axes = ", turned to glTF's axes" if ".glb" in chosen.endings else ""
-            rows += [("Coordinates", place + axes)]
+            own = (
+                "those of this file"
+                if self.controller.project.scene is None
+                else "those of the scene's files"
+            )
+            axes = ", turned to glTF's axes" if ".glb" in chosen.endings else ", y down" if upright else ""
+            rows += [("Coordinates", ("upright" if upright else own) + axes)]
         elif self.controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
         if self._written is not None and self._written_in == self.controller.project.run_dir:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import viser
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import (
     MAX_SIZE,
     CameraPath,
@@ -34,6 +35,8 @@ from splatstudio.gui.tabs.path_preview import PathPreviews, PreviewSection
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
+from splatstudio.scene.photo import whole_camera
+from splatstudio.scene.scene import Scene
 
 CUSTOM, PHOTO = "Custom", "As the photos"
 SIZES = {
@@ -62,6 +65,15 @@ CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video show
 KEYFRAME_SIZE = 1.5  # times a photo's camera
 
 
+def _whole_cameras(scene: Scene) -> tuple[Camera, ...]:
+    """Return the cameras of the photos in their full size, of the first, as which a path is, to the pixel."""
+    first, *others = scene.resized(1).cameras
+    try:
+        return whole_camera(scene.views[0]), *others
+    except (OSError, ValueError):  # the photo is gone since
+        return first, *others
+
+
 class OutputSection(Panel):
     """Size, rate and format of the frames, the Render button, and how far it is."""
 
@@ -70,7 +82,7 @@ class OutputSection(Panel):
         gui, scene, self._editor = self.gui, self.controller.project.scene, editor
         self._sizes = dict(SIZES)
         if scene is not None:
-            camera = scene.resized(1).cameras[0]
+            camera = _whole_cameras(scene)[0]
             self._sizes[PHOTO] = (camera.width // 2 * 2, camera.height // 2 * 2)
         self._asked_custom = False
         size = gui.add_dropdown("Size", (*self._sizes, CUSTOM))
@@ -144,7 +156,7 @@ class OutputSection(Panel):
             self._suggested = self._file.value = suggestion
             return
         ending, _ = FORMATS[self._format.value]
-        if typed.suffix.lower() in VIDEOS:
+        if not self._file.value.rstrip().endswith(("/", os.sep)):  # that of a folder, for whichever file
             while typed.suffix.lower() in VIDEOS:
                 typed = typed.with_suffix("")
             self._file.value = str(typed.with_name(typed.name + ending))
@@ -164,10 +176,16 @@ class OutputSection(Panel):
             wanted /= Path(self._suggested).name
         if ending and wanted.suffix.lower() not in VIDEOS:
             wanted = wanted.with_name(wanted.name + ending)
-        check_output(wanted)
-        output = self.page.free(wanted) if wanted.suffix else wanted
+        is_taken = _holds_something(wanted) and not wanted.suffix
+        if not is_taken:
+            check_output(wanted)
+        output = self.page.free(wanted) if is_taken or wanted.suffix else wanted
         command = RenderPath(path, output, quality, options_of(self.page, client))
         self.page.tasks.submit(command, worker=self.controller.in_view.worker)
+
+
+def _holds_something(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 class PictureSection(Panel):
@@ -293,7 +311,7 @@ class PathChoice(Panel):
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
         super().__init__(page)
         scene, self._editor, self._store = self.controller.project.scene, editor, store
-        cameras = scene.resized(1).cameras if scene is not None else ()  # of the whole photos
+        cameras = _whole_cameras(scene) if scene is not None else ()
         self._choice = self.gui.add_dropdown(
             "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
         )

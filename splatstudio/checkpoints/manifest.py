@@ -236,6 +236,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _check_whole(folder: Path, manifest: dict[str, Any]) -> None:
     """Raise ValueError unless the manifest is the one that was written to this folder."""
     file = folder / "manifest.json"
+    if SEAL not in manifest:
+        raise ValueError(f"{file} has no SHA-256: an earlier version wrote it, which this one cannot read")
     if not _is_intact(manifest):
         raise ValueError(f"{file} is damaged: it is not what was written, as its SHA-256 tells")
     if step_of(folder) not in (None, manifest["step"]):

@@ -105,7 +105,9 @@ class Run:
         try:
             config = from_json(TrainConfig, values.get("config", {}))
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise ValueError(
+                f"{file}: {error}; another version of splatstudio may have written it"
+            ) from error
         return cls(Path(path), Path(values["scene"]), config)
 
     def write(self) -> None:

@@ -80,9 +80,11 @@ class Activity:
 
     def close(self) -> None:
         """Save what is unsaved and let everything go."""
+        raise NotImplementedError
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker; for rank 0."""
+        raise NotImplementedError
 
     def abandon(self) -> None:
         """Wait no longer for what other ranks do in the background: one of them has gone; for rank 0."""
@@ -136,3 +138,9 @@ class Viewing(Activity):
     def model_copy(self) -> Model | None:
         """Return the model for a job: nothing changes it, so that it needs no copy."""
         return self._model
+
+    def close(self) -> None:
+        """Do nothing: nothing is unsaved."""
+
+    def rescue(self, error: Exception) -> None:
+        """Do nothing: a finished model is on the disk already."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-PLY = (b"ply\n", b"ply\r")  # what a file begins with
+PLY = (b"ply\n", b"ply\r", b"ply ", b"ply\t")  # what a file begins with
 LONGEST_HEADER = 1 << 20  # bytes; comments included, real ones have a few kilobytes
 Direction = tuple[float, float, float]  # a unit vector
 MOST_DIGITS = 20  # of a count; more cannot be meant, and would only flood the message
@@ -139,7 +139,7 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
             elif words[:1] == ["element"]:
                 elements.append(_element(words))
             elif words[:1] == ["property"]:
-                _add_property(elements[-1], words)
+                _add_property(elements[-1], words, is_first=len(elements) == 1)
             elif words[:1] == ["comment"]:
                 comments.append(" ".join(words[1:]))
             elif words and words[0] not in ("ply", "obj_info"):
@@ -157,15 +157,16 @@ def _element(words: list[str]) -> Element:
     return Element(name, int(count), {})
 
 
-def _add_property(element: Element, words: list[str]) -> None:
+def _add_property(element: Element, words: list[str], *, is_first: bool) -> None:
+    """Add a property; of what follows the first table types may be unknown, which nobody reads then."""
     if words[1] == "list":
         _, _, count_type, item_type, name = words
-        if count_type not in TYPES or item_type not in TYPES:
-            raise ValueError(words[1])
-        code = "list"
+        known, code = {count_type, item_type} <= TYPES.keys(), "list"
     else:
         _, type_name, name = words
-        code = TYPES[type_name]
+        known, code = type_name in TYPES, TYPES.get(type_name, "list")
+    if is_first and not known:
+        raise ValueError(words[1])
     if name in element.properties:
         raise ValueError(name)
     element.properties[name] = code

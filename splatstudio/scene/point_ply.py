@@ -16,7 +16,11 @@ def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises ValueError when the file is missing, damaged, or its first element is not vertices with x, y, z.
     """
     data = read_file(path, "the point file")
-    header = parse_header(path, data[:LONGEST_HEADER])
+    try:
+        header = parse_header(path, data[:LONGEST_HEADER])
+    except ValueError as error:
+        remedy = "" if "damaged" in str(error) else "; save it as a plain point cloud"
+        raise ValueError(f"{error}{remedy}") from error
     body = header.num_bytes
     vertices = _vertices(header, path)
     count, names = vertices.count, list(vertices.properties)

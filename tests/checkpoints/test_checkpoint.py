@@ -117,6 +117,12 @@ def _change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> N
     write_sealed(folder, manifest)  # what its values say is checked even so
 
 
+def _without_seal(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def _replace_rank(folder: Path, data: bytes) -> None:
     """Exchange the rank's file and let the manifest vouch for it."""
     (folder / RANK).write_bytes(data)
@@ -190,6 +196,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "transform": (_manifest(scene={"path": "a", "transform": [1]}), "transform"),
     "no optimizer": (_manifest(optimizer={}), "'num_steps' is missing"),
     "random state": (_manifest(rng="%"), "manifest.json is damaged"),
+    "no seal": (_without_seal, "has no SHA-256: an earlier version wrote it"),
 }
 
 

@@ -156,6 +156,16 @@ def test_a_run_goes_on_with_a_copy_of_its_scene(
     assert open_project(other, MANY, Path("of photos")).run_dir == Path("of photos")
 
 
+def test_a_run_without_a_good_model_is_left_aside_with_a_note(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    (checkpoint / "manifest.json").write_text("{}")
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.run_dir != Path("runs/blobs")
+    assert any("runs/blobs is left aside: splatstudio info runs/blobs says" in note for note in project.notes)
+
+
 def test_an_unreadable_run_of_another_is_left_aside_with_a_note(
     own_folder: Path, blob_folder: Path, blob_scene: Scene
 ) -> None:

@@ -31,6 +31,7 @@ from scene_builder import (
 )
 
 from splatstudio.scene.load import load_scene
+from splatstudio.scene.point_ply import read_point_ply
 
 TINY = tiny_scene(3, num_points=4)
 MODEL = "sparse/0"
@@ -344,6 +345,19 @@ BROKEN = {
     ),
     "Blender without pictures": (blender_without_pictures, ["transforms_train.json", "3 listed images"]),
 }
+
+
+def test_what_follows_the_points_of_a_file_may_be_of_any_type(tmp_path):
+    plain, more = points_ply(TINY), b"element face 0\nproperty list uint8 int64 vertex_indices\nend_header"
+    (tmp_path / "plain.ply").write_bytes(plain)
+    (tmp_path / "more.ply").write_bytes(plain.replace(b"end_header", more).replace(b"ply\n", b"ply \n", 1))
+    (points, colors), (expected, _) = (read_point_ply(tmp_path / name) for name in ("more.ply", "plain.ply"))
+    assert np.array_equal(points, expected) and len(colors) == len(points) == 4
+    (tmp_path / "wide.ply").write_bytes(plain.replace(b"float x", b"int64 x"))
+    with pytest.raises(
+        ValueError, match="makes no sense: 'property int64 x'; save it as a plain point cloud"
+    ):
+        read_point_ply(tmp_path / "wide.ply")
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.checkpoints.checkpoint import (
+    checkpoint_folders,
     config_of_checkpoint,
     is_of_scene,
     known_photos,
@@ -415,8 +416,14 @@ def _newest_run(scene_path: Path) -> tuple[Run | None, tuple[str, ...]]:
         except ValueError as error:
             notes.append(f"The run {folder} is left aside: {error}")
             continue
-        if run.scene_path == scene_path and newest_known_checkpoint(folder) is not None:
+        if run.scene_path != scene_path:
+            continue
+        if newest_known_checkpoint(folder) is not None:
             return run, tuple(notes)
+        if checkpoint_folders(folder):
+            notes.append(
+                f"The run {folder} is left aside: splatstudio info {folder} says why no model is good."
+            )
     return None, tuple(notes)
 
 

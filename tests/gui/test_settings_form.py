@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,23 @@ def test_a_number_out_of_its_range_is_refused_in_the_words_of_the_page(server: A
             field.read()
     field.handle.value = "2e-4"
     assert field.read() == 2e-4
+    every = SettingInput(server.gui, "eval_every", -1)
+    every.handle.value = "-5"
+    with pytest.raises(ValueError, match="Evaluate every must be auto, never or above 0"):
+        every.read()
+
+
+def test_all_that_is_wrong_is_named_and_nothing_is_changed(page: Any) -> None:
+    form = SettingsForm(page)
+    for each in form._inputs:
+        if each.path in ("eval_every", "optim.means_lr"):
+            each.handle.value = "-5"
+        if each.path == "steps":
+            each.handle.value = 77
+    form._send()
+    told = html.unescape(form._answer.content)
+    assert "Evaluate every must be auto, never or above 0; Positions must be 0 or more." in told
+    assert page.controller.project.config.steps != 77
 
 
 def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:

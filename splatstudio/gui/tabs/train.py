@@ -87,7 +87,9 @@ class SettingInput:
             value = number_of(self.path, value, int if self._kind is int else float)
         low, high = self._declared.low, self._declared.high
         if low is not None and not value >= low:
-            raise ValueError(f"{label_of(self.path)} must be {low:g} or more")
+            words = ", ".join(WORDS.get(self.path, {}).values())
+            least = f"{words} or above 0" if words else f"{low:g} or more"
+            raise ValueError(f"{label_of(self.path)} must be {least}")
         if high is not None and not value <= high:
             raise ValueError(f"{label_of(self.path)} must be {high:g} or less")
         return value
@@ -160,12 +162,18 @@ class SettingsForm(Panel):
         return [each for each in self._inputs if each.edited]
 
     def _send(self) -> None:
+        values, refused = dict[str, Any](), list[str]()
+        for each in self._edited:
+            try:
+                values[each.path] = each.read()
+            except ValueError as error:
+                refused.append(str(error))
         try:
-            self.controller.change_settings({each.path: each.read() for each in self._edited})
+            if not refused:
+                self.controller.change_settings(values)
         except ValueError as error:
-            self._answer.content = answer_html(f"Not changed: {error}.")
-        else:
-            self._answer.content = answer_html()
+            refused.append(str(error))
+        self._answer.content = answer_html(f"Not changed: {'; '.join(refused)}." if refused else "")
 
     def _reset(self) -> None:
         for each in self._inputs:

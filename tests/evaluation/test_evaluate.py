@@ -16,6 +16,7 @@ import pytest
 import torch
 from blob_models import blobs
 
+from splatstudio.evaluation import evaluate as evaluate_module
 from splatstudio.evaluation.evaluate import (
     DEFINITIONS,
     SCORES,
@@ -42,6 +43,16 @@ from splatstudio.scene.scene import Scene
 def truth(blob_scene: Scene) -> Gaussians:
     """The Gaussians that the photos show, in the scene's frame."""
     return transformed(blobs(), blob_scene.transform)
+
+
+def test_the_time_of_a_picture_is_that_of_kernels_that_are_awake(
+    truth: Gaussians, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 5.0, 10.0, 10.25])  # before and after each of the two renders
+    monkeypatch.setattr(evaluate_module, "now", lambda device: next(clock))
+    assert evaluate(truth, blob_scene).seconds_per_image == 0.25
+    clock = iter([0.0, 5.0])
+    assert evaluate(truth, blob_scene, indices=blob_scene.test_indices[:1]).seconds_per_image == 5.0
 
 
 def test_the_true_model_shows_the_test_photos_up_to_their_rounding(

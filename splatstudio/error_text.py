@@ -26,6 +26,12 @@ def reason(error: BaseException) -> str:
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
+def unreadable(file: object, error: OSError) -> str:
+    """Return a sentence on a file that the system does not let be read, and what to do."""
+    limit = _LIMITS.get(error.errno or 0, "; check it and its permissions")
+    return f"{file} cannot be read: {error.strerror or error}{limit}"
+
+
 def remedy(error: OSError) -> str:
     """Return what to do, as a clause, before what could not be written is written again."""
     if error.errno in (errno.EACCES, errno.EPERM):

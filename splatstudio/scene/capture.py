@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.error_text import as_utf8, first_of
+from splatstudio.error_text import as_utf8, first_of, unreadable
 from splatstudio.files.inputs import read_input
 from splatstudio.files.kinds import refuse_pointer
 from splatstudio.scene.lens import Lens
@@ -143,9 +143,7 @@ def read_file(path: Path, what: str) -> bytes:
     try:
         content = read_input(path)
     except OSError as error:
-        raise ValueError(
-            f"{what} {path} cannot be read: {error.strerror or error}; check it and its permissions"
-        ) from error
+        raise ValueError(unreadable(f"{what} {path}", error)) from error
     refuse_pointer(path, content)
     return content
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.error_text import unreadable
 from splatstudio.files.inputs import open_input
 from splatstudio.files.kinds import NUM_BYTES, refuse_pointer
 from splatstudio.scene.colmap_model import (
@@ -46,9 +47,7 @@ class _Cursor:
                 # Mapped, not read: most of images.bin are observations that are skipped.
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
-            raise ValueError(
-                f"{path} cannot be read: {error.strerror or error}; check it and its permissions"
-            ) from error
+            raise ValueError(unreadable(path, error)) from error
         self.size = len(self.data)
         refuse_pointer(path, self.data[:NUM_BYTES])
 

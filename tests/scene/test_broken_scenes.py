@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -30,6 +31,7 @@ from scene_builder import (
     write_transforms,
 )
 
+from splatstudio.scene import colmap_binary
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.point_ply import read_point_ply
 
@@ -345,6 +347,17 @@ BROKEN = {
     ),
     "Blender without pictures": (blender_without_pictures, ["transforms_train.json", "3 listed images"]),
 }
+
+
+def test_too_many_open_files_are_no_fault_of_the_scene(tmp_path, monkeypatch):
+    write_colmap(tmp_path, TINY)
+
+    def refuse(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(colmap_binary, "open_input", refuse)
+    with pytest.raises(ValueError, match=r"Too many open files: raise the limit .* `ulimit -n"):
+        load_scene(tmp_path)
 
 
 def test_what_follows_the_points_of_a_file_may_be_of_any_type(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # What a shell's limits are called, where the system names no file.
 _LIMITS = {
     errno.EFBIG: ": `ulimit -f` limits the size of files here; raise it, or start elsewhere",
-    errno.EMFILE: ": raise the limit of this shell with `ulimit -n 1024`",
+    errno.EMFILE: ": raise the limit of this shell with `ulimit -n 4096`",
 }
 
 

@@ -209,7 +209,9 @@ def _check_properties(path: Path, element: Element, names: list[str], code: str)
         if element.properties.get(name) != code:
             raise ValueError(f"{path}: {element.name!r} needs a property {name!r} of the type {code}")
     if element.has_lists:
-        raise ValueError(f"{path}: {element.name!r} has a list property, which no splat PLY has")
+        raise ValueError(
+            f"{path}: {element.name!r} has a list property or one of unknown type, which no splat PLY has"
+        )
 
 
 def _tables(path: Path, header: PlyHeader, content: bytes) -> dict[str, np.ndarray]:

@@ -196,7 +196,9 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
         if code[0] != "f":
             raise ValueError(f"{path}: property {name!r} must be a floating-point number")
     if vertex.has_lists:
-        raise ValueError(f"{path}: the splats have a list property, which no splat PLY has")
+        raise ValueError(
+            f"{path}: the splats have a list property or one of unknown type, which no splat PLY has"
+        )
     return vertex
 
 

@@ -23,7 +23,7 @@ from splatstudio.error_text import shown
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run, is_checkpoint
 from splatstudio.formats import Format, format_of, read_splats
-from splatstudio.formats.ply import holds_points_alone
+from splatstudio.formats.ply import holds_points_alone, told_orientation
 from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.gaussians.initialize import from_points
 from splatstudio.gaussians.transform import transformed, transformed_sky
@@ -114,21 +114,20 @@ class Model:
         return replace(evaluation, notes=(*self.notes, *evaluation.notes))
 
     def in_frame_of(self, scene: Scene) -> Model:
-        """Return the model in `scene`'s frame, by way of the files' coordinates that both share.
+        """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
+        return self.in_frame(scene.transform)
+
+    def in_frame(self, transform: np.ndarray) -> Model:
+        """Return the model in the frame to which `transform` [4, 4] leads from the files' coordinates.
 
         One that was turned upright for its file is turned back instead.
         """
-        if not (self.orientation.upright and knows_no_scene(self.transform)):
-            return self.in_frame(scene.transform)
-        upright = export_transform(scene.transform, upright=True) @ scene.transform
-        return replace(self, transform=upright, orientation=UNSAID).in_frame(scene.transform)
-
-    def in_frame(self, transform: np.ndarray) -> Model:
-        """Return the model in the frame to which `transform` [4, 4] leads from the files' coordinates."""
-        if np.allclose(self.transform, transform, rtol=0.0, atol=1e-9):
+        own, options = self.transform, self.options
+        if self.orientation.upright and knows_no_scene(own):
+            own = export_transform(transform, upright=True) @ transform
+        if np.allclose(own, transform, rtol=0.0, atol=1e-9):
             return self
-        step = transform @ np.linalg.inv(self.transform)
-        options = self.options
+        step = transform @ np.linalg.inv(own)
         if knows_no_scene(self.transform):
             options = replace(options, near=AS_IN_SCENES.near)
         if options.sky is not None:
@@ -138,6 +137,7 @@ class Model:
             self,
             gaussians=transformed(self.gaussians, step),
             transform=transform,
+            orientation=UNSAID,
             options=options,
             poses={name: scale * correction for name, correction in self.poses.items()},
         )
@@ -193,7 +193,8 @@ def _shown_points(path: Path) -> Model:
         f"{path.name} holds points, not splats: each is shown as a small round one. To train from them, give"
         f" them to the training of their scene: splatstudio train SCENE --init {quote(str(path))}"
     )
-    return Model(splats_of_points(path, POINT_SIZE, POINT_OPACITY), notes=(note,))
+    points, orientation = splats_of_points(path, POINT_SIZE, POINT_OPACITY), told_orientation(path)
+    return Model(points, notes=(note,), orientation=orientation)
 
 
 def splats_of_points(path: Path, size: float, opacity: float) -> Gaussians:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from splatstudio.checkpoints.checkpoint import newest_or_why
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import make_folder
@@ -34,10 +35,11 @@ from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.kept_orders import (
     KeptOrders,
     forget_orders,
+    going_on_sentence,
     keep_orders,
     kept_orders,
     launch_of,
-    restarted_sentence,
+    restarted,
 )
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.runtime.supervisor import SaveRetries
@@ -151,7 +153,9 @@ class HeadlessController:
             self._orders = kept_orders(self._job.run_dir, self._orders.launch)
         orders = self._orders.orders(self._job)
         if self._job.attempt > 0:
-            self.tell(messages.Warned(restarted_sentence(self._job.checkpoint, orders)))
+            checkpoint, again = self._job.checkpoint, restarted(os.environ) or len(orders) > 1
+            why = newest_or_why(self._job.run_dir)[1] if checkpoint is None else ""
+            self.tell(messages.Warned(going_on_sentence(checkpoint, orders, again=again, why=why)))
         for order in orders:
             self._send(order)
 

@@ -102,13 +102,27 @@ def forget_orders(run_dir: Path) -> None:
     (run_dir / ORDERS_FILE).unlink(missing_ok=True)
 
 
-def restarted_sentence(checkpoint: Path | None, orders: tuple[messages.Command, ...]) -> str:
-    """Return what to tell of a training that its launcher starts again: where it goes on, and what holds."""
+def restarted(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher says that it has started the training again."""
+    counts = (environment.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count.isdigit() and int(count) > 0 for count in counts)
+
+
+def going_on_sentence(
+    checkpoint: Path | None, orders: tuple[messages.Command, ...], *, again: bool, why: str = ""
+) -> str:
+    """Return where a training goes on, and what holds; `again`: its launcher has started it again.
+
+    `why` says why none of the checkpoints that are there is good.
+    """
     start = "its beginning: nothing had been saved yet"
     if checkpoint is not None:
         start = f"the checkpoint of step {step_of(checkpoint):,}"
+    elif why:
+        start = f"its beginning: no checkpoint can be used ({why})"
     told = told_again(orders)
-    return f"Started again by its launcher, it goes on from {start}.{f' {told}' if told else ''}"
+    begin = "Started again by its launcher, it" if again else "It"
+    return f"{begin} goes on from {start}.{f' {told}' if told else ''}"
 
 
 def told_again(orders: tuple[messages.Command, ...]) -> str | None:

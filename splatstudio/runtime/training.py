@@ -110,7 +110,7 @@ class Training(Activity):
             self._join_run()
             _RANK_COMMANDS[type(command)](self, command)
         elif self._trainer is None:
-            self._emit(messages.Warned("The training has not started yet; press Start first."))
+            self._emit(messages.OrderRefused("The training has not started yet; press Start first."))
         elif isinstance(command, (messages.UpdateSettings, messages.SetCap)):
             self._change_settings(command)
         else:
@@ -514,7 +514,7 @@ class Training(Activity):
             self._emit(messages.EvaluationStopped(stopped_sentence(session.trainer.step)))
             return
         except (OSError, ValueError) as error:
-            self._emit(messages.Warned(f"Not evaluated: {error}"))
+            self._emit(messages.OrderRefused(f"Not evaluated: {error}"))
             return
         finally:
             self._news.skip(time.monotonic() - started)

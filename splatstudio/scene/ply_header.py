@@ -13,6 +13,7 @@ PLY = (b"ply\n", b"ply\r", b"ply ", b"ply\t")  # what a file begins with
 LONGEST_HEADER = 1 << 20  # bytes; comments included, real ones have a few kilobytes
 Direction = tuple[float, float, float]  # a unit vector
 MOST_DIGITS = 20  # of a count; more cannot be meant, and would only flood the message
+UNKNOWN = "unknown"  # the type of a property that no reader knows
 TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
@@ -43,7 +44,7 @@ UNSAID = Orientation()
 
 @dataclass(frozen=True)
 class Element:
-    """One table of a PLY: `count` rows of properties with numpy types, "list" for a list property."""
+    """One table of a PLY: `count` rows of properties with numpy types, "list" and UNKNOWN for others."""
 
     name: str
     count: int
@@ -55,8 +56,8 @@ class Element:
 
     @property
     def has_lists(self) -> bool:
-        """Return whether rows differ in size."""
-        return "list" in self.properties.values()
+        """Return whether rows differ in size, or nobody knows it."""
+        return not {"list", UNKNOWN}.isdisjoint(self.properties.values())
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,11 @@ class PlyHeader:
     @property
     def orientation(self) -> Orientation:
         """Return what comments say of how the splats lie."""
-        said = dict((comment + ":").lower().split(":")[:2] for comment in reversed(self.comments))
-        up = _direction(said.get(VERTICAL_AXIS.lower(), "").split())
+        up = None
+        for comment in self.comments:
+            name, _, said = comment.partition(":")
+            if name.strip().lower() == VERTICAL_AXIS.lower():
+                up = _direction(said.split()) or up
         return Orientation(up, UPRIGHT in self.comments)
 
 
@@ -97,7 +101,9 @@ def comments_on(orientation: Orientation, *, antialiased: bool) -> list[str]:
     """Return the comments of a file by which a reader learns how its splats lie and how they were trained."""
     comments = [ANTIALIASED] if antialiased else []
     if orientation.up is not None:
-        comments.append(f"{VERTICAL_AXIS}: " + " ".join(f"{part:.5g}" for part in orientation.up))
+        comments.append(
+            f"{VERTICAL_AXIS}: " + " ".join(f"{round(part, 5) + 0.0:g}" for part in orientation.up)
+        )
     return [*comments, UPRIGHT] if orientation.upright else comments
 
 
@@ -120,7 +126,7 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
 
     Raises ValueError, naming the file and the line, for anything that is not a PLY header.
     """
-    if start[:4] not in PLY:
+    if start[:4] not in PLY or start[:80].splitlines()[0].strip() != b"ply":
         raise ValueError(f"{path} is not a PLY file: it does not begin with the line 'ply'")
     byte_order, elements, comments = None, [], []
     position = 0
@@ -161,11 +167,11 @@ def _add_property(element: Element, words: list[str], *, is_first: bool) -> None
     """Add a property; of what follows the first table types may be unknown, which nobody reads then."""
     if words[1] == "list":
         _, _, count_type, item_type, name = words
-        known, code = {count_type, item_type} <= TYPES.keys(), "list"
+        code = "list" if {count_type, item_type} <= TYPES.keys() else UNKNOWN
     else:
         _, type_name, name = words
-        known, code = type_name in TYPES, TYPES.get(type_name, "list")
-    if is_first and not known:
+        code = TYPES.get(type_name, UNKNOWN)
+    if is_first and code == UNKNOWN:
         raise ValueError(words[1])
     if name in element.properties:
         raise ValueError(name)

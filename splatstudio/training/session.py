@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,7 @@ from splatstudio.training.trainer import Trainer
 
 SAFE = "Checkpoints already written are safe"
 PAUSE_SAVE_SECONDS = 10.0  # of a pause, after which it is no short one
+PAUSE_RETRY_SECONDS = 60.0  # until a save in a pause that failed is tried again
 FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
 LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
@@ -125,7 +127,9 @@ class Session:
         self._began = clock()  # later by as long as it has rested
         self._resting_since: float | None = None
         self._saved_after = 0.0  # seconds of training before the last checkpoint was begun
-        self._saved_step = -1  # of the newest checkpoint that is complete or under way
+        self._saved_step = -1  # of the newest checkpoint that was asked for, complete or under way
+        self._kept_step = trainer.step  # of the newest of all of them, or the one that it goes on from
+        self._pause_save_at = math.inf
         self._saved_config: TrainConfig | None = None  # and its settings, which are kept in it alone
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._watch = PlateauWatch(
@@ -136,6 +140,7 @@ class Session:
         self._unwritten: str | None = None
         self._failing = False  # whether figures or scores could not be had or written since the last metrics
         self._unsaved = False  # whether the last save failed, which is told
+        self._untidy = False  # or worked, but could not delete an older one
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -229,6 +234,7 @@ class Session:
         """Count no time until the next step, neither in metrics.jsonl nor toward an autosave."""
         if self._resting_since is None:
             self._resting_since = self._clock()
+            self._pause_save_at = self._resting_since + PAUSE_SAVE_SECONDS
 
     def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way.
@@ -237,11 +243,7 @@ class Session:
         """
         self._take(wait=wait)
         results, self._told = self._told, []
-        problems = []
-        for result in results:
-            if result.error is not None and not (result.autosave and self._unsaved):
-                problems.append(_save_problem(result, self._well))
-            self._unsaved = result.error is not None
+        problems = [_save_problem(result, self._well) for result in results if result.error is not None]
         saved = tuple(result.path for result in results if result.path is not None)
         return Settled(saved, " ".join(problems) or None)
 
@@ -300,14 +302,15 @@ class Session:
 
         The next one would be due after minutes of training, and a pause may last a night.
         """
-        if self._resting_since is None or not self.trainer.config.save_minutes > 0 or self._unsaved:
+        step, now = self.trainer.step, self._clock()
+        rests = self._resting_since is not None and self.trainer.config.save_minutes > 0
+        if not rests or step in (0, self._kept_step) or now < self._pause_save_at or self._saver.busy:
             return
-        lost = self._seconds > self._saved_after and self.trainer.step > 0
-        if lost and not self._saver.busy and self._clock() - self._resting_since >= PAUSE_SAVE_SECONDS:
-            try:
-                self._autosave()
-            except OSError as error:  # the run's folder is gone, and cannot be made again
-                self._note(SaveResult(self.trainer.step, None, error, autosave=True))
+        self._pause_save_at = now + PAUSE_RETRY_SECONDS
+        try:
+            self._autosave()
+        except OSError as error:  # the run's folder is gone, and cannot be made again
+            self._note(SaveResult(step, None, error, autosave=True))
 
     def _autosave(self) -> None:
         self._take(wait=True)
@@ -334,7 +337,7 @@ class Session:
         """
         self._take(wait=True)
         result = self._saver.save(self._checkpoint())
-        self._unsaved = result.path is None
+        self._well_saved(result)
         if result.path is None:
             assert result.error is not None
             raise result.error
@@ -374,7 +377,7 @@ class Session:
     def _checkpoint(self) -> Checkpoint:
         self.saving()
         self._make_run_again()
-        self._saved_after = self._seconds
+        self._saved_after, self._kept_step = self._seconds, self.trainer.step
         self._saved_config = self.trainer.config
         return self.trainer.checkpoint()
 
@@ -472,13 +475,23 @@ class Session:
         return f"{SAFE}." if self.finished else f"{SAFE}, and the training goes on."
 
     def _note(self, result: SaveResult) -> None:
-        self._told.append(result)
+        told_before = self._unsaved if result.path is None else self._untidy
+        self._well_saved(result)
+        self._told.append(replace(result, error=None) if result.autosave and told_before else result)
         if result.autosave:
             return
         if result.path is not None:
             self._saved_step = max(self._saved_step, result.step)
         elif result.step == self._saved_step:
             self._saved_step = -1
+
+    def _well_saved(self, result: SaveResult) -> None:
+        """Remember how the last save went."""
+        self._unsaved = result.path is None
+        if result.path is not None:
+            self._untidy = result.error is not None
+        elif result.step == self._kept_step:
+            self._kept_step = -1
 
 
 def _problem(step: int, error: Exception, well: str) -> str:

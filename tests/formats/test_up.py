@@ -42,6 +42,7 @@ def with_comments(path: Path, *comments: str) -> Path:
         (["Vertical axis: 0 0 0"], None, "-y"),
         (["Vertical axis: nan 0 1", "vertical", "Vertical axis:"], None, "-y"),
         (["Vertical axis: inf 0 1"], None, "-y"),
+        (["Vertical axis: nan 0 0", "Vertical axis: z"], (0, 0, 1), "+z"),
         ([], None, "-y"),
     ],
 )
@@ -87,7 +88,8 @@ def test_what_was_turned_upright_is_turned_back_for_its_scene(
     file = read_splats(tmp_path / f"b{ending}")
     assert file.orientation.up == pytest.approx((0, -1, 0), abs=1e-4) and file.orientation.upright
     upright, own = load_model(tmp_path / f"b{ending}"), load_model(tmp_path / "a.ply")
-    there, here = (model.in_frame_of(blob_scene).gaussians.means for model in (upright, own))
+    assert upright.in_frame_of(blob_scene).options == own.in_frame_of(blob_scene).options
+    there, here = (model.in_frame(blob_scene.transform).gaussians.means for model in (upright, own))
     order = [means.norm(dim=1).argsort() for means in (there, here)]
     torch.testing.assert_close(there[order[0]], here[order[1]], atol=2e-3, rtol=0)
     upright.save(tmp_path / "c.ply")

@@ -26,7 +26,7 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
-from splatstudio.runtime.kept_orders import KeptOrders, kept_orders, launch_of, restarted_sentence
+from splatstudio.runtime.kept_orders import KeptOrders, going_on_sentence, kept_orders, launch_of, restarted
 from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
@@ -116,14 +116,10 @@ def test_variables_that_cannot_be_are_refused(changed: dict[str, str], sentence:
         launched_rank({**BATCH_SCRIPT, **IN_STEP, **task, **changed})
     with pytest.raises(ValueError, match="rank 4 of 4"):
         launched_rank({**TORCHRUN, "RANK": "4"})
-
-
-@pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize(("port", "told"), [("abc", "should be a number"), ("80000", "between 1 and 65535")])
-def test_a_meeting_place_that_cannot_be_is_refused(port: str, told: str) -> None:
-    os.environ["MASTER_PORT"] = port
-    with pytest.raises(ValueError, match=f"MASTER_PORT.* {told}"):
-        launched_rank(TORCHRUN)
+    for port, told in (("abc", "should be a number"), ("80000", "between 1 and 65535")):
+        os.environ["MASTER_PORT"] = port
+        with pytest.raises(ValueError, match=f"MASTER_PORT.* {told}"):
+            launched_rank(TORCHRUN)
 
 
 def test_a_rank_keeps_no_more_cores_busy_than_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,9 +522,14 @@ def test_a_training_that_is_started_again_stands_still_with_its_live_settings(
 
 def test_a_training_that_is_started_again_says_from_where_it_goes_on() -> None:
     checkpoint = Path("run", "ckpts", "step_00001250")
-    assert restarted_sentence(checkpoint, (Start(),)) == (
+    assert going_on_sentence(checkpoint, (Start(),), again=True) == (
         "Started again by its launcher, it goes on from the checkpoint of step 1,250."
     )
+    assert going_on_sentence(None, (Start(),), again=False, why="it is damaged") == (
+        "It goes on from its beginning: no checkpoint can be used (it is damaged)."
+    )
+    assert restarted({"TORCHELASTIC_RESTART_COUNT": "1"}) and restarted({"SLURM_RESTART_COUNT": "2"})
+    assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}) and not restarted({})
 
 
 def test_what_is_told_is_kept_already(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Checkpoints that are written because time has passed: when, and which of them stay."""
+"""Saves that nobody asked for, and a disk that refuses them."""
 
 from __future__ import annotations
 
 import errno
-import json
+import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,162 +15,198 @@ from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     checkpoint_folders,
     load_checkpoint,
-    newest_checkpoint,
+    save_checkpoint,
 )
-from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import is_autosave
 from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.training.session import Session
+from splatstudio.training.session import Session, Settled
 from splatstudio.training.trainer import Trainer
 
-CONFIG = TrainConfig(steps=12, sh_degree=0, save_steps=(4,), eval_steps=())
-
-
-class Clock:
-    """A clock that stands still until it is set forward."""
-
-    def __init__(self) -> None:
-        self.minutes = 100.0
-
-    def __call__(self) -> float:
-        return self.minutes * 60.0
+AUTOSAVED = TrainConfig(steps=20, sh_degree=0, save_steps=(), eval_steps=(), save_minutes=0.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def session(blob_scene: Scene, tmp_path: Path, clock: Clock) -> Iterator[Session]:
-    trainer = Trainer(blob_scene, CONFIG)
-    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, CONFIG), clock=clock)
+def autosaving(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
+    trainer = Trainer(blob_scene, AUTOSAVED)
+    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, AUTOSAVED), clock=lambda: 0.0)
     yield made
     made.close()
     trainer.close()
 
 
-def after_step(session: Session, clock: Clock, minutes: float) -> list[int]:
-    """Let time pass, train a step, and return the steps whose checkpoints are on the disk then."""
-    clock.minutes += minutes
-    session.advance()
-    session.settle()
-    return [step_of(path) or 0 for path in checkpoint_folders(session.run.path)]
-
-
-def test_one_is_written_when_the_time_has_passed_and_replaces_the_one_before(
-    session: Session, clock: Clock
-) -> None:
-    assert after_step(session, clock, 10.0) == [1]
-    assert after_step(session, clock, 9.75) == [1], "counted from the last one"
-    assert after_step(session, clock, 0.25) == [3]
-    # Step 4 is one of save_steps: it takes the place of the autosave, and the time counts from it.
-    assert after_step(session, clock, 0.25) == [4]
-    assert after_step(session, clock, 9.75) == [4]
-    assert after_step(session, clock, 0.25) == [4, 6]
-    assert after_step(session, clock, 10.0) == [4, 7], "never one of save_steps"
-    session.save()
-    assert after_step(session, clock, 10.0) == [4, 7, 8], "what was asked for stays"
-    while not session.finished:
-        steps = after_step(session, clock, 10.0)
-    assert steps == [4, 7, 12], "no autosave is left of a training that has ended"
-
-
-def test_the_first_come_after_one_two_four_and_eight_minutes(session: Session, clock: Clock) -> None:
-    session.trainer.config = replace(session.trainer.config, save_steps=())
-    assert [after_step(session, clock, minutes) for minutes in (0.75, 0.25)] == [[], [2]]
-    assert [after_step(session, clock, minutes) for minutes in (0.75, 0.25)] == [[2], [4]]
-    assert [after_step(session, clock, minutes) for minutes in (1.75, 0.25)] == [[4], [6]]
-    assert [after_step(session, clock, minutes) for minutes in (3.75, 0.25)] == [[6], [8]]
-    assert [after_step(session, clock, minutes) for minutes in (7.75, 0.25, 9.75, 0.25)][-2:] == [[10], [12]]
-
-
-def test_a_rest_is_no_time_of_the_training(session: Session, clock: Clock) -> None:
-    session.trainer.config = replace(session.trainer.config, save_steps=())
-    assert after_step(session, clock, 0.5) == []
-    session.rest()
-    assert after_step(session, clock, 60.0) == [], "half a minute of training could be lost"
-    assert after_step(session, clock, 0.5) == [3]
-    session.rest()
-    clock.minutes += 60.0
-    session.rest()  # as who stops a training that pauses
-    clock.minutes += 60.0
-    session.save()
-    assert after_step(session, clock, 60.0) == [3]
-    assert after_step(session, clock, 0.75) == [3]
-    assert after_step(session, clock, 0.25) == [3, 6], "counted from what was saved in the rest"
-
-
-def test_the_one_before_stays_until_the_new_one_is_complete(
-    session: Session, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(run_dir: Path, checkpoint: Checkpoint) -> Path:
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_metrics(run: Run, *rows: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    assert after_step(session, clock, 10.0) == [1]
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_saver, "save_checkpoint", refuse)
-        assert after_step(session, clock, 10.0) == [1]
-        assert after_step(session, clock, 1.0) == [1]
-    assert newest_checkpoint(session.run.path) is not None
-    assert after_step(session, clock, 9.0) == [4], "now it is"
+    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Run, "append_metrics", no_metrics)
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
 
 
-def test_zero_minutes_is_never_and_the_setting_is_live(session: Session, clock: Clock) -> None:
-    session.trainer.update_setting("save_minutes", 0.0)
-    assert after_step(session, clock, 1e6) == []
-    session.trainer.update_setting("save_minutes", 0.5)
-    assert after_step(session, clock, 0.0) == [2]
-    assert after_step(session, clock, 0.5) == [3]
+def told(autosaving: Session, steps: int) -> list[str]:
+    """Return what `steps` steps tell of problems; each waits for the save that was begun before it."""
+    sentences: list[str] = []
+    for _ in range(steps):
+        if autosaving._saver._pending is not None:
+            autosaving._saver._pending.exception()
+        advance = autosaving.advance()
+        sentences += [advance.problem] if advance.problem else []
+    return sentences
 
 
-def test_keep_does_not_count_autosaves(session: Session, clock: Clock) -> None:
-    session.trainer.update_setting("keep", 2)
-    after_step(session, clock, 0.0)
-    session.save()
-    assert after_step(session, clock, 10.0) == [1, 2]
-    assert after_step(session, clock, 10.0) == [1, 3]
-    assert after_step(session, clock, 0.0) == [1, 4]
-    assert after_step(session, clock, 10.0) == [1, 4, 5]
-    assert [is_autosave(path) for path in checkpoint_folders(session.run.path)] == [False, False, True]
-    assert after_step(session, clock, 10.0) == [1, 4, 6]
+@pytest.mark.usefixtures("full_disk")
+def test_a_save_that_was_asked_for_is_answered_though_the_metrics_fail_already(autosaving: Session) -> None:
+    assert len(told(autosaving, 10)) == 1, "the metrics of step 10"
+    for step in (10, 11):
+        autosaving.save_in_background()
+        (sentence,) = told(autosaving, 1)
+        assert sentence.startswith(f"Step {step} could not be written")
+        assert "No space left on device" in sentence and sentence.endswith("and the training goes on.")
 
 
-def test_what_is_stopped_at_the_step_of_an_autosave_is_saved_for_good(session: Session, clock: Clock) -> None:
-    assert after_step(session, clock, 10.0) == [1]
-    saved = session.save_if_needed()
-    assert saved is not None and step_of(saved) == 1 and not load_checkpoint(saved).autosave
-    assert after_step(session, clock, 10.0) == [1, 2]
-    assert after_step(session, clock, 10.0) == [1, 3]
+@pytest.mark.usefixtures("full_disk")
+def test_autosaves_that_fail_again_and_again_are_told_once(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    sentences = told(autosaving, 9)
+    assert len(sentences) == 1 and "could not be written" in sentences[0]
 
 
-def test_a_killed_training_goes_on_from_its_autosave_which_the_next_one_replaces(
-    session: Session, clock: Clock, blob_scene: Scene
+def test_autosaves_that_fail_are_told_though_the_figures_fail_already(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch, full_disk: None
 ) -> None:
-    for minutes in (0.0, 10.0, 1.0):
-        after_step(session, clock, minutes)
-    session.close()  # nothing is saved: as if it had been killed
-    newest = newest_checkpoint(session.run.path)
-    assert newest is not None and load_checkpoint(newest).autosave
-    trainer = Trainer.resume(blob_scene, newest)
-    again = Session(trainer, session.run, clock=clock)
+    (sentence,) = told(autosaving, 10)
+    assert sentence.startswith("The figures of step 10")
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    (sentence,) = told(autosaving, 5)
+    assert re.match(r"Step 1\d could not be written: No space left on device", sentence)
+    with monkeypatch.context() as room:
+        room.setattr(checkpoint_saver, "save_checkpoint", save_checkpoint)
+        assert told(autosaving, 2) == []
+    (sentence,) = told(autosaving, 2)
+    assert sentence.startswith("Step 1") and "could not be written" in sentence, "one has worked since"
+
+
+def test_what_a_long_pause_might_lose_is_saved_once(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    now = [0.0]
+    autosaving._clock = lambda: now[0]
+
+    def stands_still(seconds: float) -> Settled:
+        now[0] += seconds
+        autosaving.save_in_pause()
+        return autosaving.settle()
+
+    autosaving.rest()
+    assert stands_still(100.0).saved == (), "there is no step yet"
+    now[0] += 1.0
+    autosaving.advance()
+    now[0] += 1.0
+    autosaving.rest()
+    assert stands_still(9.0).saved == (), "a short pause"
+    (path,) = stands_still(2.0).saved
+    assert path.name == "step_00000001" and load_checkpoint(path).step == 1
+    assert stands_still(1000.0).saved == ()
+    autosaving.advance()
+    now[0] += 1.0
+    autosaving.rest()
+    with monkeypatch.context() as full:
+        full.setattr(
+            checkpoint_saver, "save_checkpoint", lambda *_: raising(OSError(errno.ENOSPC, "No space"))
+        )
+        assert "Step 2 could not be written: No space" in (stands_still(20.0).problem or "")
+        assert stands_still(20.0) == Settled((), None), "it is not tried again at once"
+        assert stands_still(100.0) == Settled((), None), "it is, and told once"
+    (newest,) = checkpoint_folders(autosaving.run.path)
+    assert newest == path, "what was good stays"
+    (path,) = stands_still(100.0).saved
+    assert path.name == "step_00000002", "there is room again"
+
+
+def test_a_pause_makes_no_autosave_of_what_is_saved(autosaving: Session) -> None:
+    now = [0.0]
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    autosaving._clock = lambda: now[0]
+    autosaving.advance()
+    autosaving.save_in_background()
+    now[0] += 1.0
+    autosaving.rest()
+    now[0] += 100.0
+    autosaving.save_in_pause()
+    (saved,) = autosaving.settle().saved
+    assert not is_autosave(saved), "else the next one would take its place"
+    autosaving.close()
+    again = Session(autosaving.trainer, autosaving.run, clock=lambda: now[0])
     try:
-        assert trainer.step == 2 and trainer.config == CONFIG
-        assert after_step(again, clock, 10.0) == [3]
-        assert again.save_if_needed() is not None
+        again.rest()
+        now[0] += 100.0
+        again.save_in_pause()
+        assert again.settle() == Settled((), None), "it goes on from one that is there"
     finally:
         again.close()
-        trainer.close()
-    assert not load_checkpoint(session.run.path / "ckpts" / "step_00000003").autosave
 
 
-def test_a_checkpoint_of_an_earlier_version_is_no_autosave(session: Session, clock: Clock) -> None:
-    after_step(session, clock, 0.0)
-    manifest = session.save() / "manifest.json"
-    values = json.loads(manifest.read_text())
-    del values["autosave"], values["sha256"]
-    manifest.write_text(json.dumps(values))
-    assert after_step(session, clock, 10.0) == [1, 2]
-    assert after_step(session, clock, 10.0) == [1, 3]
+def test_a_save_that_could_only_not_tidy_up_hides_none_that_fails(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = OSError(errno.EACCES, "Permission denied")
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    with monkeypatch.context() as untidy:
+        untidy.setattr(checkpoint_saver, "remove_older_autosaves", lambda _: raising(refused))
+        (sentence,) = told(autosaving, 4)
+        assert "is saved, but an older checkpoint could not be deleted" in sentence
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", lambda *_: raising(refused))
+    (sentence,) = told(autosaving, 4)
+    assert "could not be written: Permission denied" in sentence
+
+
+def raising(error: OSError) -> Path:
+    raise error
+
+
+def test_nothing_goes_on_after_a_last_step_that_is_not_saved(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told(autosaving, 19)
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
+    advance = autosaving.advance()
+    assert autosaving.finished and advance.problem is None and not advance.saved
+    assert advance.unsaved is not None and advance.unsaved.startswith("Step 20 could not be written")
+    assert "goes on" not in advance.unsaved
+    with pytest.raises(OSError, match="No space left"):
+        autosaving.save_if_needed()
+    assert autosaving.settle().problem is None
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_the_last_figures_that_cannot_be_written_are_told_without_a_promise(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("steps", 9)
+    (sentence,) = told(autosaving, 9)
+    assert sentence.startswith("The figures of step 9") and sentence.endswith("already written are safe.")
+
+
+def test_saves_that_fail_are_told_beside_scores_that_cannot_be_written(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("eval_every", 5)
+    (autosaving.run.path / "eval").write_text("no folder")
+    assert "figures of step 5" in " ".join(told(autosaving, 9))
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    (autosaving.run.path / "ckpts").write_text("no folder")
+    # By the next figures: those of step 10 are told once, and its save may still be under way then.
+    assert "ckpts" in " ".join(told(autosaving, 12)), "nobody may take the training for saved"

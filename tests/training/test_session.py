@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import re
 import shutil
 import threading
 import time
@@ -39,7 +38,7 @@ from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.training import figures
-from splatstudio.training.session import Session, Settled
+from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=6, sh_degree=0, save_steps=(2, 4), eval_steps=(3,))
@@ -262,18 +261,6 @@ def test_scores_that_cannot_be_written_keep_no_metrics_back(session: Session) ->
     assert [row["step"] for row in rows if "setting" in row] == [3]
 
 
-def test_saves_that_fail_are_told_beside_scores_that_cannot_be_written(autosaving: Session) -> None:
-    autosaving.trainer.update_setting("eval_every", 5)
-    (autosaving.run.path / "eval").write_text("no folder")
-    assert "figures of step 5" in " ".join(told(autosaving, 9))
-    autosaving.trainer.update_setting("save_minutes", 1.0)
-    minutes = iter(range(1000))
-    autosaving._clock = lambda: 600.0 * next(minutes)
-    (autosaving.run.path / "ckpts").write_text("no folder")
-    # By the next figures: those of step 10 are told once, and its save may still be under way then.
-    assert "ckpts" in " ".join(told(autosaving, 12)), "nobody may take the training for saved"
-
-
 def test_a_disk_without_locks_is_told(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -296,140 +283,6 @@ def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch
     again = Session(session.trainer, session.run)
     assert again.notes == ()
     again.close()
-
-
-AUTOSAVED = TrainConfig(steps=20, sh_degree=0, save_steps=(), eval_steps=(), save_minutes=0.0)
-
-
-@pytest.fixture
-def autosaving(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
-    trainer = Trainer(blob_scene, AUTOSAVED)
-    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, AUTOSAVED), clock=lambda: 0.0)
-    yield made
-    made.close()
-    trainer.close()
-
-
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_metrics(run: Run, *rows: dict[str, Any]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Run, "append_metrics", no_metrics)
-    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
-
-
-def told(autosaving: Session, steps: int) -> list[str]:
-    """Return what `steps` steps tell of problems; each waits for the save that was begun before it."""
-    sentences: list[str] = []
-    for _ in range(steps):
-        if autosaving._saver._pending is not None:
-            autosaving._saver._pending.exception()
-        advance = autosaving.advance()
-        sentences += [advance.problem] if advance.problem else []
-    return sentences
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_a_save_that_was_asked_for_is_answered_though_the_metrics_fail_already(autosaving: Session) -> None:
-    assert len(told(autosaving, 10)) == 1, "the metrics of step 10"
-    for step in (10, 11):
-        autosaving.save_in_background()
-        (sentence,) = told(autosaving, 1)
-        assert sentence.startswith(f"Step {step} could not be written")
-        assert "No space left on device" in sentence and sentence.endswith("and the training goes on.")
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_autosaves_that_fail_again_and_again_are_told_once(autosaving: Session) -> None:
-    autosaving.trainer.update_setting("save_minutes", 1.0)
-    minutes = iter(range(1000))
-    autosaving._clock = lambda: 600.0 * next(minutes)
-    sentences = told(autosaving, 9)
-    assert len(sentences) == 1 and "could not be written" in sentences[0]
-
-
-def test_autosaves_that_fail_are_told_though_the_figures_fail_already(
-    autosaving: Session, monkeypatch: pytest.MonkeyPatch, full_disk: None
-) -> None:
-    (sentence,) = told(autosaving, 10)
-    assert sentence.startswith("The figures of step 10")
-    autosaving.trainer.update_setting("save_minutes", 1.0)
-    minutes = iter(range(1000))
-    autosaving._clock = lambda: 600.0 * next(minutes)
-    (sentence,) = told(autosaving, 5)
-    assert re.match(r"Step 1\d could not be written: No space left on device", sentence)
-    with monkeypatch.context() as room:
-        room.setattr(checkpoint_saver, "save_checkpoint", save_checkpoint)
-        assert told(autosaving, 2) == []
-    (sentence,) = told(autosaving, 2)
-    assert sentence.startswith("Step 1") and "could not be written" in sentence, "one has worked since"
-
-
-def test_what_a_long_pause_might_lose_is_saved_once(
-    autosaving: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    autosaving.trainer.update_setting("save_minutes", 1.0)
-    now = [0.0]
-    autosaving._clock = lambda: now[0]
-
-    def stands_still(seconds: float) -> Settled:
-        now[0] += seconds
-        autosaving.save_in_pause()
-        return autosaving.settle()
-
-    autosaving.rest()
-    assert stands_still(100.0).saved == (), "there is no step yet"
-    now[0] += 1.0
-    autosaving.advance()
-    now[0] += 1.0
-    autosaving.rest()
-    assert stands_still(9.0).saved == (), "a short pause"
-    (path,) = stands_still(2.0).saved
-    assert path.name == "step_00000001" and load_checkpoint(path).step == 1
-    assert stands_still(1000.0).saved == ()
-    autosaving.advance()
-    now[0] += 1.0
-    autosaving.rest()
-    with monkeypatch.context() as full:
-        full.setattr(
-            checkpoint_saver, "save_checkpoint", lambda *_: raising(OSError(errno.ENOSPC, "No space"))
-        )
-        assert "Step 2 could not be written: No space" in (stands_still(20.0).problem or "")
-        assert stands_still(20.0) == Settled((), None)
-    (newest,) = checkpoint_folders(autosaving.run.path)
-    assert newest == path, "what was good stays"
-
-
-def raising(error: OSError) -> Path:
-    raise error
-
-
-def test_nothing_goes_on_after_a_last_step_that_is_not_saved(
-    autosaving: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    told(autosaving, 19)
-    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
-    advance = autosaving.advance()
-    assert autosaving.finished and advance.problem is None and not advance.saved
-    assert advance.unsaved is not None and advance.unsaved.startswith("Step 20 could not be written")
-    assert "goes on" not in advance.unsaved
-    with pytest.raises(OSError, match="No space left"):
-        autosaving.save_if_needed()
-    assert autosaving.settle().problem is None
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_the_last_figures_that_cannot_be_written_are_told_without_a_promise(autosaving: Session) -> None:
-    autosaving.trainer.update_setting("steps", 9)
-    (sentence,) = told(autosaving, 9)
-    assert sentence.startswith("The figures of step 9") and sentence.endswith("already written are safe.")
 
 
 @pytest.fixture

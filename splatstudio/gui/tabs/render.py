@@ -148,6 +148,11 @@ class OutputSection(Panel):
     def _choose_format(self, name: str) -> None:
         self._chosen = name
         self._follow_name()
+        value, (ending, _) = self._file.value.rstrip(), FORMATS[name]
+        named = Path(value).name
+        # A name without one was of frames; one of a folder is for whichever file comes into it.
+        if named and named != ".." and not value.endswith(("/", os.sep)) and not _ending_of(value):
+            self._file.value = value + ending
 
     def _follow_name(self) -> None:
         """Let the file's name follow the path's and the format; what the user typed only the format."""
@@ -156,7 +161,7 @@ class OutputSection(Panel):
             self._suggested = self._file.value = suggestion
             return
         ending, _ = FORMATS[self._format.value]
-        if not self._file.value.rstrip().endswith(("/", os.sep)):  # that of a folder, for whichever file
+        if typed.suffix.lower() in VIDEOS:
             while typed.suffix.lower() in VIDEOS:
                 typed = typed.with_suffix("")
             self._file.value = str(typed.with_name(typed.name + ending))
@@ -182,6 +187,11 @@ class OutputSection(Panel):
         output = self.page.free(wanted) if is_taken or wanted.suffix else wanted
         command = RenderPath(path, output, quality, options_of(self.page, client))
         self.page.tasks.submit(command, worker=self.controller.in_view.worker)
+
+
+def _ending_of(name: str) -> str:
+    """Return the ending of a video's name, also of one that is no more than that."""
+    return next((ending for ending in VIDEOS if name.lower().endswith(ending)), "")
 
 
 def _holds_something(folder: Path) -> bool:

@@ -307,6 +307,18 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     assert TrimSection(page, lambda _: None).trim == KEEP_ALL
 
 
+def test_a_filter_of_another_runs_model_is_not_kept_as_that_of_this_run(page: Any, run: Path) -> None:
+    section = TrimSection(page, lambda _: None)
+    changed_by_a_user(section._opacity, 0.25, section._change)
+    section.close()
+    kept = (run / "crop.json").read_bytes()
+    section = TrimSection(page, lambda _: None)
+    page.controller.shown_path = run.with_name("another") / "ckpts" / "step_00000009"
+    changed_by_a_user(section._opacity, 0.75, section._change)
+    section.close()
+    assert (run / "crop.json").read_bytes() == kept and "another run is in the view" in section._said.content
+
+
 def test_a_crop_that_cannot_be_written_is_not_called_kept(page: Any, run: Path) -> None:
     (run / "crop.json").mkdir()
     section = TrimSection(page, lambda _: None)

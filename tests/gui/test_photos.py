@@ -55,6 +55,10 @@ def test_errors_are_sorted_and_the_bad_ones_told() -> None:
     assert np.ptp(colors[3]) < 40, "what was not measured is gray"
     assert not Errors(np.full(7, np.nan)).bad.any() and Errors(np.full(7, np.nan)).range is None
     assert not Errors(np.full(7, 20.0)).bad.any()
+    held_out = np.array([False] * 7 + [True] * 4)
+    overfitted = np.concatenate([psnr, [15.0, 14.5, 15.5, 8.0]])
+    assert np.flatnonzero(Errors(overfitted, held_out).bad).tolist() == [4, 10], "each among its own"
+    assert not Errors(overfitted, held_out).unknown.known.any()
     few = np.concatenate([psnr, np.full(8, np.nan)])
     assert not Errors(few).bad.any(), "6 of 15 do not say what is typical"
     assert np.flatnonzero(Errors(few[:12]).bad).tolist() == [4], "6 of 12 do"

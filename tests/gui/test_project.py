@@ -194,6 +194,8 @@ def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
         longer = open_project(path, steps, None)
         assert longer.config == replace(MANY, steps=77) and longer.run_dir is not None
         assert longer.run_dir.name == "blobs" and not any("own settings" in note for note in longer.notes)
+    asked = open_project(blob_folder, steps, None, {"steps"})
+    assert asked.notes[-1] == "runs/blobs goes on, with what was asked for; New training begins another run."
     other = TrainConfig(sh_degree=2)
     anew = open_project(blob_folder, other, None)
     assert anew.run_dir == Path("runs/blobs-2") and anew.config == other and anew.model_path is None

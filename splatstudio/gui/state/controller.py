@@ -189,6 +189,11 @@ class Controller(FrameSource):
         return newest if older and self.other_model is None else None
 
     @property
+    def shows_own_newest(self) -> bool:
+        """Return whether the model in the view is the one that the figures of this run are of."""
+        return self.preview.path is None and self.other_model is None and self.newer_step is None
+
+    @property
     def step_to_show(self) -> int | None:
         """Return the newest step of a run that has made all its steps, where it is not in the view."""
         if self._resume_step is not None:

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -188,6 +188,12 @@ class Errors:
     """The PSNR of every photo in dB, NaN where it is unknown, [V]; replaced as a whole."""
 
     psnr: np.ndarray
+    is_test: np.ndarray | None = None  # [V] bool; None: there are none
+
+    @property
+    def unknown(self) -> Errors:
+        """Return the same of a model that nobody has measured."""
+        return replace(self, psnr=np.full_like(self.psnr, np.nan))
 
     @property
     def known(self) -> np.ndarray:
@@ -207,13 +213,20 @@ class Errors:
 
     @property
     def bad(self) -> np.ndarray:
-        """Return which photos the model shows much worse than the others, [V] bool."""
-        known = self.psnr[self.known]
-        if len(known) < max(MIN_TYPICAL, len(self.psnr) / 2):
+        """Return which photos the model shows much worse than the others, [V] bool.
+
+        Those that are held out are compared with one another: all are worse than what was trained on.
+        """
+        is_test = np.zeros(len(self.psnr), bool) if self.is_test is None else self.is_test
+        return self._bad_of(is_test) | self._bad_of(~is_test)
+
+    def _bad_of(self, group: np.ndarray) -> np.ndarray:
+        known = self.psnr[self.known & group]
+        if len(known) < max(MIN_TYPICAL, group.sum() / 2):
             return np.zeros(len(self.psnr), bool)
         middle = np.median(known)
         deviation = 1.4826 * np.median(np.abs(known - middle))
-        return self.known & (self.psnr < middle - max(BAD_DECIBELS, BAD_DEVIATIONS * deviation))
+        return self.known & group & (self.psnr < middle - max(BAD_DECIBELS, BAD_DEVIATIONS * deviation))
 
     def colors(self) -> np.ndarray:
         """Return a color for each photo, red the worst and blue the best, [V, 3] uint8."""
@@ -271,7 +284,7 @@ class PhotoPsnr:
         with self._lock:
             self._take(step, pairs)
             current = self._test | (self._steps >= self._step / 2)
-            self.errors = Errors(np.where(current, self._psnr, np.nan))
+            self.errors = Errors(np.where(current, self._psnr, np.nan), self._test)
 
     def _take(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._step = step
@@ -293,7 +306,7 @@ class PhotoPsnr:
             self._step = 0
             self._steps = np.full(self._num_views, -1)
             self._psnr = np.full(self._num_views, np.nan)
-            self.errors = Errors(self._psnr.copy())
+            self.errors = Errors(self._psnr.copy(), self._test)
 
 
 def _scores(path: Path) -> list[tuple[Any, Any]]:

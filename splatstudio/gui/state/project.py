@@ -363,6 +363,8 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         )
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
+    if run_dir is None and set(given) & set(FREE_ON_RESUME):
+        notes += (f"{existing.path} goes on, with what was asked for; New training begins another run.",)
     kept = _gone_on_with(existing, config, given)
     if _photos(kept) != _photos(config):
         scene = load_training_scene(path, kept, known)

@@ -18,6 +18,7 @@ from splatstudio.gui.amounts import counted
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.kept_trim import Corner, KeptTrim, TrimKeeper, read_trim, trim_file
 from splatstudio.gui.state.status import Notice
+from splatstudio.gui.tabs.halves import shows_another_run
 from splatstudio.gui.theme import note_html
 
 BOX_COLOR = (255, 214, 92)
@@ -170,6 +171,9 @@ class TrimSection(Panel):
 
     def _keep(self) -> None:
         self._not_kept = ""
+        if shows_another_run(self.controller):  # the file is of this page's run
+            self._not_kept = "Not saved: another run is in the view."
+            return
         box = (self._from.value, self._to.value) if self._touched else None
         kept = KeptTrim(self._opacity.value, self._crop.value, box, self._hide.value)
         self._keeper.save_soon(self.controller.project, kept)

@@ -22,7 +22,7 @@ from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
-from splatstudio.gui.tabs.halves import ToldHalves, shows_another_run
+from splatstudio.gui.tabs.halves import ToldHalves
 from splatstudio.gui.theme import css, legend_html, rgb_bytes
 from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
@@ -429,12 +429,14 @@ class BrowserView:
             if parts is None or self._list is None or self._overlay is None or camera_snap is None:
                 return
             errors, here = parts.psnr.errors, camera_snap.here
+            if not self._page.controller.shows_own_newest:
+                errors = errors.unknown
             turn, self._turn_to_photo = self._turn_to_photo and here is not None, False
             self._list.show(here, turn=turn)
             self._overlay.leave_out(here)
             self._show_cameras()
             self._list.refresh(errors)
-            self._standing.content = self._standing_html(parts)
+            self._standing.content = self._standing_html(parts, errors)
             if time.monotonic() >= self._paint_due:
                 self._paint_due = time.monotonic() + PAINT_SECONDS
                 by_error = self._color_by.value == "Error" and errors.known.any()
@@ -449,17 +451,16 @@ class BrowserView:
             if self._client.client_id in self._page.server.get_clients():
                 raise
 
-    def _standing_html(self, parts: SceneParts) -> str:
+    def _standing_html(self, parts: SceneParts, errors: Errors) -> str:
         """Return in which photo's camera this browser stands, or that it does not."""
         camera_snap, settings = self._stream.camera_snap, self._stream.settings
         assert camera_snap is not None
         last = camera_snap.last
         name = "" if last is None else html.escape(parts.scene.views[last].name)
         if last is not None and (camera_snap.here is not None or camera_snap.on_the_way):
-            errors, problem = parts.psnr.errors, self._stream.photo_problem
+            problem = self._stream.photo_problem
             test = " · test photo" if last in parts.scene.test_indices else ""
-            known = errors.known[last] and not shows_another_run(self._page.controller)
-            text = f"At <b>{name}</b>{test}" + (f" · {decibels(errors, last)}" if known else "")
+            text = f"At <b>{name}</b>{test}" + (f" · {decibels(errors, last)}" if errors.known[last] else "")
             if settings.wants_photo and not self._page.controller.status.has_model:
                 problem = "There is no model yet to compare the photo with."
             if problem:

@@ -312,7 +312,8 @@ class BesideBar(Panel):
         path = path_words(beside.path)
         if beside.worker is None:
             return note_html(f"{path} is being read.", mark="beside")
-        return note_html(f"Left: {path}. Right: the model that this page shows.", mark="beside")
+        sides = f"Left: {path}. Right: the model that this page shows."
+        return note_html(f"{sides} Who compares with a photo sees that instead.", mark="beside")
 
 
 class PartBar(Panel):

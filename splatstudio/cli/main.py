@@ -75,7 +75,7 @@ def open_(
         preset: Settings tuned for one goal; those given beside it win.
         listen: Where the page can be reached.
         devices: What trains, and how much fits there.
-        run: Folder of the run; a new one below runs/ by default.
+        run: Folder of the run; by default the newest of this scene below runs/, or a new one.
         at_once: What to do without being asked in the page.
     """
     say_starting()

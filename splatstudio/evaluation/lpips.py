@@ -185,11 +185,11 @@ def load_lpips(name: str) -> Lpips:
     return Lpips(name, _backbone(backbone, network), _heads(head, network))
 
 
-def short_notes(notes: Sequence[str]) -> list[str]:
-    """Return the notes of an evaluation, with one sentence for all networks without weights, at the end."""
+def short_notes(notes: Sequence[str], remedy: str = "splatstudio eval --fetch-lpips gets them.") -> list[str]:
+    """Return the notes of an evaluation, those on missing weights as one at the end with a `remedy`."""
     kept = [note for note in notes if NOT_FOUND not in note]
     if len(kept) < len(notes):
-        kept.append("LPIPS skipped: weights not installed. splatstudio eval --fetch-lpips gets them.")
+        kept.append(f"LPIPS skipped: weights not installed. {remedy}")
     return kept
 
 

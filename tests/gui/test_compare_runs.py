@@ -23,7 +23,7 @@ from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import ViewSettings
 from splatstudio.gui.tabs.compare_runs import MAX_RUNS, RunComparison, difference_in, row_of, runs_html
 from splatstudio.gui.tabs.halves import halves_of
-from splatstudio.gui.tabs.view import BrowserView
+from splatstudio.gui.tabs.view import BrowserView, errors_in_view
 from splatstudio.runtime.messages import Progress
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -75,9 +75,7 @@ def test_runs_of_the_same_scene_come_before_newer_ones_of_others(
     assert panel._other.options[:2] == ("–", "other <b>")
 
 
-def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(
-    page: Page, run: Path, other: Path, blob_scene: Scene
-) -> None:
+def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(page: Page, blob_scene: Scene) -> None:
     view = BrowserView.__new__(BrowserView)
     stands = SimpleNamespace(last=0, here=0, on_the_way=False)
     view._page, view._stream = page, cast(Any, SimpleNamespace(camera_snap=stands, photo_problem=""))
@@ -86,13 +84,10 @@ def test_scores_of_this_run_are_not_shown_beside_a_model_of_another(
     psnr.note(20, ((blob_scene.views[0].name, 21.5),))
     parts = cast(Any, SimpleNamespace(scene=blob_scene, psnr=psnr))
     controller = cast(Any, page.controller)
-    for shown, figure in (
-        (None, True),
-        (run / "ckpts" / "step_00000020", True),
-        (newest_checkpoint(other), False),
-    ):
-        controller.shown_path = shown
-        assert ("21.5 dB" in view._standing_html(parts)) is figure, shown
+    for own in (True, False):
+        controller.shows_own_newest = own
+        errors = errors_in_view(controller, psnr)
+        assert ("21.5 dB" in view._standing_html(parts, errors)) is own
 
 
 def test_the_curves_of_both_runs_lie_over_each_other(page: Any, run: Path, other: Path) -> None:

@@ -244,19 +244,19 @@ def test_an_older_model_of_the_run_shows_its_own_figures_and_the_way_to_the_newe
     controller.view(Path("runs/blobs/ckpts/step_00000020"))
     it.wait(lambda status: status.state == "viewing" and status.step == 20, "the older one")
     history, older = controller.history, controller.status
-    assert controller.newer_step == 40 and not controller.can_train_more
+    assert controller.newer_step == 40 and not controller.can_train_more and not controller.shows_own_newest
     assert (older.loss, older.test_psnr) == (history.loss.at(20), history.test_psnr.of(20))
     assert older.loss != newest.loss and older.test_psnr != newest.test_psnr and older.test_psnr is not None
     assert controller.choice().label == "Show step 40" and controller.choice().enabled
     controller.press_primary()
     it.wait(lambda status: status.state == "viewing" and status.step == 40, "the newest again")
-    assert controller.newer_step is None and controller.can_train_more
+    assert controller.newer_step is None and controller.can_train_more and controller.shows_own_newest
     assert (controller.status.loss, controller.status.test_psnr) == (newest.loss, newest.test_psnr)
     stranger = blob_folder.parent / "stranger.ply"
     write_ply(stranger, blobs(seed=5, num=7))
     controller.view(stranger)
     it.wait(lambda status: status.state == "viewing" and status.num_gaussians == 7, "another model")
-    assert controller.newer_step is None, "its steps are not this run's"
+    assert controller.newer_step is None and not controller.shows_own_newest, "its steps are not this run's"
     assert controller.choice().label == "Show step 40" and controller.choice().enabled
     assert controller.status.test_psnr == newest.test_psnr
     controller.press_primary()

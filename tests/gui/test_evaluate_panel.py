@@ -15,6 +15,7 @@ from gui_parts import as_user, evaluate_panel
 from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, evaluate, write_evaluation
+from splatstudio.evaluation.lpips import NOT_FOUND
 from splatstudio.files.run import Run
 from splatstudio.formats import free_path
 from splatstudio.formats.ply import write_ply
@@ -253,6 +254,16 @@ def test_weights_that_are_missing_are_downloaded_by_a_button(
     panel._weights._download()
     panel.refresh()
     assert there == {"alex", "vgg"} and not button.visible
+
+
+def test_scores_without_lpips_name_the_button_that_downloads_its_weights(
+    page: Any, run: Path, blob_scene: Scene
+) -> None:
+    save_checkpoint(run, example(10))
+    missing = replace(evaluate(blobs(), blob_scene, indices=[0]), notes=(f"LPIPS (VGG16){NOT_FOUND}",))
+    write_evaluation(run, 10, missing)
+    told = evaluate_panel(page)._scores._means.content
+    assert "Download LPIPS weights, under Measures and files, gets them." in told and "--fetch" not in told
 
 
 def test_when_a_training_goes_on_the_newest_model_is_what_buttons_act_on(page: Any, run: Path) -> None:

@@ -232,11 +232,11 @@ def train_on_and_begin_a_new_run(screen: Screen, first: Path) -> Path:
 
 def fetch_weights(screen: Screen, fetched: list[str]) -> None:
     """Download the weights of LPIPS, after which nothing is offered any more."""
-    screen.page.get_by_text("Measures and files").click()
+    screen.page.get_by_text("Measures and files", exact=True).click()
     screen.seen("Download LPIPS weights").click()
     screen.wait(lambda: fetched == ["alex", "vgg"], "both are fetched")
     screen.button("Download LPIPS weights").wait_for(state="hidden")
-    screen.page.get_by_text("Measures and files").click()
+    screen.page.get_by_text("Measures and files", exact=True).click()
 
 
 def hold_process_of(tasks: TaskBoard) -> None:

@@ -267,6 +267,10 @@ def see_every_mode(screen: Screen, model: Model) -> None:
     screen.wait(
         lambda: cv2.absdiff(screen.picture(), background).max() < 30, "everything is nearer than that"
     )
+    screen.enter("Far", "20")
+    screen.page.get_by_text("Far must be farther than Near.", exact=True).wait_for()
+    screen.enter("Far", "0")
+    screen.page.get_by_text("Far must be farther than Near.", exact=True).wait_for(state="hidden")
 
 
 def look_from_the_sides(screen: Screen) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-import viser
-
 from splatstudio.gui.panel import HandleType, Page
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
@@ -29,7 +27,7 @@ class Drawing:
 
     def __init__(self, page: Page, stream: Stream, on: On, *, has_scene: bool):
         self._first_view, self._stream, self._gui = page.first_view, stream, stream.client.gui
-        gui, near_at_first = self._gui, page.controller.project.config.near
+        gui, self._near_at_first = self._gui, page.controller.project.config.near
         adapts = "Of the window at rest. While the camera moves or a training runs it adapts by itself."
         on(
             gui.add_dropdown("Resolution", tuple(RESOLUTIONS), initial_value="Full", hint=adapts),
@@ -47,7 +45,7 @@ class Drawing:
         degree = gui.add_slider("SH degree", 0, 3, 1, 3, hint=highest)
         on(degree, lambda value: self._set(sh_degree=None if value == 3 else value))
         nearer = "Nothing nearer is drawn; scene units."
-        self._near = gui.add_number("Near", near_at_first, min=1e-6, max=1e6, step=0.01, hint=nearer)
+        self._near = gui.add_number("Near", self._near_at_first, min=1e-6, max=1e6, step=0.01, hint=nearer)
         farther = "Nothing farther is drawn; scene units. 0: no limit."
         self._far = gui.add_number("Far", 0.0, min=0.0, max=1e6, step=0.1, hint=farther)
         self._refusal = gui.add_html(note_html(TOO_NEAR, "warning", mark="near-far"), visible=False)
@@ -72,7 +70,7 @@ class Drawing:
         near, far = self._near.value, self._far.value
         self._refusal.visible = 0.0 < far <= near
         if not self._refusal.visible:
-            self._set(near=None if (self._near, near) in self._at_first else near, far=far or None)
+            self._set(near=None if near == self._near_at_first else near, far=far or None)
 
     def _reset(self) -> None:
         for handle, value in self._at_first:

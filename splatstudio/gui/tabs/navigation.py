@@ -48,7 +48,7 @@ def add_view_keys(hotkeys: Hotkeys, first_view: FirstView) -> None:
         preposition = "" if side in ("above", "below") else "the "
         look = partial(first_view.look_from, side=side)
         hotkeys.add(f"{number}", f"Look from {preposition}{side}", look, "At everything")
-    hotkeys.add(f"{len(sides) + 1}", "Reset the view", first_view.show, "Where a new browser stands")
+    hotkeys.add(f"{len(sides) + 1}", "Reset the camera", first_view.show, "Where a new browser stands")
 
 
 def point_seen(

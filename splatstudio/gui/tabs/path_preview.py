@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import viser
 
 from splatstudio.cameras.camera_path import CameraPath
@@ -18,6 +21,7 @@ from splatstudio.gui.state.viewpoint import fly_to
 PLAY, STOP = "Play", "Stop"
 STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
 LOOK_SECONDS = 4.0  # for which a place on the path is shown as the video will show it
+SETTLED_SECONDS = 1.0  # after which a browser has told where it was moved to
 # What is put back after a preview, in this order: who looks at a point turns to it.
 VIEW = ("fov", "up_direction", "position", "look_at")
 
@@ -35,31 +39,40 @@ class PathPreviews:
         self._server = server
         self._hidden = hidden
         self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
+        self._own: dict[int, dict[str, Any]] = {}  # where browsers stood before their previews
+        self._sent: dict[int, tuple[np.ndarray, float]] = {}  # where they were moved to last, and when
         self._lock = threading.Lock()
         server.on_client_disconnect(self._left)
 
-    def play(self, client: viser.ClientHandle, path: CameraPath, moved: Moved) -> None:
-        """Move this browser along the path, and at the end of an open one back; `moved` is told how far."""
-        self.stop(client)
+    def play(self, client: viser.ClientHandle, path: CameraPath, moved: Moved, *, begin: float = 0.0) -> None:
+        """Move this browser along the path from second `begin` on, and at the end of an open one back.
+
+        `moved` is told how far.
+        """
+        self._halt(client)
+        self._remember(client)
         stopped = threading.Event()
-        arguments = (client, path, moved, stopped)
+        arguments = (client, path, moved, stopped, begin)
         player = threading.Thread(target=self._run, args=arguments, name="preview", daemon=True)
         with self._lock:
             self._players[client.client_id] = (stopped, player)
         player.start()
 
-    def stop(self, client: viser.ClientHandle) -> bool:
-        """Let this browser stand where it stood before; return whether it was moving."""
-        player = self._forget(client.client_id)
-        if player is not None:
-            player.join(2.0)
-        return player is not None
+    def stop(self, client: viser.ClientHandle) -> None:
+        """Let this browser stand where it stood before it was played or shown the path."""
+        self._halt(client)
+        self._bring_back(client)
+
+    def is_playing(self, client: viser.ClientHandle) -> bool:
+        """Return whether this browser moves along a path."""
+        return client.client_id in self._players
 
     def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
-        """Move this browser to a second of the path, and leave it there."""
-        self.stop(client)
+        """Move this browser to a second of the path, and leave it there until it is stopped."""
+        self._halt(client)
+        self._remember(client)
         tell_framing(client, path.width / path.height, LOOK_SECONDS)
-        fly_to(client, path.camera_at(seconds), self._distance)
+        self._fly(client, path, seconds)
 
     def close(self) -> None:
         """End all previews."""
@@ -68,6 +81,33 @@ class PathPreviews:
 
     def _left(self, client: viser.ClientHandle) -> None:
         self._forget(client.client_id)
+        self._own.pop(client.client_id, None)
+        self._sent.pop(client.client_id, None)
+
+    def _fly(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
+        camera = path.camera_at(seconds)
+        self._sent[client.client_id] = camera.position, time.monotonic()
+        fly_to(client, camera, self._distance)
+
+    def _halt(self, client: viser.ClientHandle) -> None:
+        player = self._forget(client.client_id)
+        if player is not None:
+            player.join(2.0)
+
+    def _remember(self, client: viser.ClientHandle) -> None:
+        if client.client_id not in self._own or self._has_moved_itself(client):
+            self._own[client.client_id] = {name: getattr(client.camera, name) for name in VIEW}
+
+    def _has_moved_itself(self, client: viser.ClientHandle) -> bool:
+        place, when = self._sent[client.client_id]
+        off = float(np.linalg.norm(np.asarray(client.camera.position) - place))
+        return time.monotonic() - when > SETTLED_SECONDS and off > 1e-3 * self._distance
+
+    def _bring_back(self, client: viser.ClientHandle) -> None:
+        own = self._own.pop(client.client_id, None)
+        if own is not None and self._is_here(client):
+            tell_framing(client, None)
+            place_camera(client, own)
 
     def _forget(self, client_id: int) -> threading.Thread | None:
         with self._lock:
@@ -77,28 +117,35 @@ class PathPreviews:
         return player
 
     def _run(
-        self, client: viser.ClientHandle, path: CameraPath, moved: Moved, stopped: threading.Event
+        self,
+        client: viser.ClientHandle,
+        path: CameraPath,
+        moved: Moved,
+        stopped: threading.Event,
+        begin: float,
     ) -> None:
-        before = {name: getattr(client.camera, name) for name in VIEW}
         for name in self._hidden:
             show_node(client, name, False)
         tell_framing(client, path.width / path.height)
-        began = time.monotonic()
+        began, is_over = time.monotonic() - begin, False
         while not stopped.wait(STEP_SECONDS) and self._is_here(client):
             seconds = time.monotonic() - began
             if path.loop:
                 seconds %= path.duration
             elif seconds > path.duration:
-                self._forget(client.client_id)
+                is_over = True
                 break
-            fly_to(client, path.camera_at(seconds), self._distance)
+            self._fly(client, path, seconds)
             moved(seconds / path.duration)
         if self._is_here(client):
             for name in self._hidden:
                 show_node(client, name, True)
+            if is_over:
+                self._bring_back(client)
             tell_framing(client, None)
-            place_camera(client, before)
             moved(None)
+        if is_over:
+            self._forget(client.client_id)  # last: who plays it again meanwhile waits for that
 
     def _is_here(self, client: viser.ClientHandle) -> bool:
         return client.client_id in self._server.get_clients()
@@ -116,21 +163,35 @@ class PreviewSection(Panel):
         self._place = place = self.gui.add_slider(
             "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
         )
+        self._of = self._shown_path()
         page.hotkeys.add("space", "Play or stop the preview", self._toggle, "In this browser only")
         when_user(play, self._press)
         when_user(place, self._scrub)
         for handle in (play, place):
             self.keep(handle, visible=lambda: len(editor.path.keyframes) > 1)
 
+    def refresh(self) -> None:
+        """Begin another path at its beginning."""
+        super().refresh()
+        of, before = self._shown_path(), self._of
+        self._of = of
+        if of != before:
+            self._place.value = 0.0
+
+    def _shown_path(self) -> tuple[Path, str, bool]:
+        draft = self._editor.draft
+        return self.controller.project.folder_of("camera_paths"), draft.name, bool(draft.path.keyframes)
+
     def _press(self, client: viser.ClientHandle, button: str) -> None:
+        path, percent = self._editor.path, self._place.value
         if button == STOP:
             self._previews.stop(client)
-        elif len(self._editor.path.keyframes) > 1:
-            self._previews.play(client, self._editor.path, partial(self._follow, client))
+        elif len(path.keyframes) > 1:
+            begin = path.duration * percent / 100.0 if percent < 100.0 else 0.0
+            self._previews.play(client, path, partial(self._follow, client), begin=begin)
 
     def _toggle(self, client: viser.ClientHandle) -> None:
-        if not self._previews.stop(client):
-            self._press(client, PLAY)
+        self._press(client, STOP if self._previews.is_playing(client) else PLAY)
 
     def _scrub(self, client: viser.ClientHandle, percent: float) -> None:
         path = self._editor.path

@@ -25,6 +25,8 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "Both": ("alex", "vgg"),
     "None": (),
 }
+DOWNLOAD = "Download LPIPS weights"
+REMEDY = f"{DOWNLOAD}, under Measures and files, gets them."
 NUM_WORST = 8
 NO_MODEL = note_html("No scores yet.")
 NO_SCORES = note_html("This model is not evaluated yet.")
@@ -103,7 +105,7 @@ class ScoresSection(Panel):
             ("Splats", f"{evaluation.num_gaussians:,}"),
             ("Render time per frame", f"{evaluation.seconds_per_image * 1000:.1f} ms"),
         ]
-        notes = "".join(note_html(note, "warning") for note in short_notes(evaluation.notes))
+        notes = "".join(note_html(note, "warning") for note in short_notes(evaluation.notes, REMEDY))
         above = note_html(note) if note else ""
         self._means.content = f'<div data-splatstudio="scores">{above}{table_html(rows)}{notes}</div>'
         worst = evaluation.worst_first[:NUM_WORST]
@@ -143,7 +145,7 @@ class LpipsWeights(Panel):
             button,
             visible=lambda: bool(self._missing),
             disabled=self._busy.locked,
-            label=lambda: "Downloading weights …" if self._busy.locked() else "Download LPIPS weights",
+            label=lambda: "Downloading weights …" if self._busy.locked() else DOWNLOAD,
         )
 
     def look(self) -> None:

@@ -25,6 +25,7 @@ BOX_COLOR = (255, 214, 92)
 ROOT = "/crop"
 HANDLE_PIXELS = 55.0  # of the arrow at each side
 STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
+SORT_SECONDS = 1.5  # after the last digit: who types 12 has typed 1 before
 BOX_RADII = 2.0  # times the model's radius: half a side of the first box
 SURROUND = "Box around the model"
 CORNER_HINT = "In the coordinates of this view; --crop on the command line takes those of the scene's files."
@@ -65,6 +66,7 @@ class TrimSection(Panel):
         self._said = gui.add_html("", visible=False)
         self._counted = KEEP_ALL, 0  # what was shown last, and how many splats that keeps
         page.viewport.on_kept = self._count
+        self._sorting: threading.Timer | None = None
         self._box = CropBox(page.server, self._drag)
         self._touched = False
         self._model = np.zeros(3), 1.0  # the middle and the radius of the newest one
@@ -92,12 +94,14 @@ class TrimSection(Panel):
         super().refresh()
         file = trim_file(self.controller.project)
         if file != self._file:
+            self._wait_no_more()
             self._keeper.flush()
             self._file = file
             self._take_kept()
 
     def close(self) -> None:
         """Write what was changed last."""
+        self._wait_no_more()
         self._keeper.flush()
 
     def surround(self, center: np.ndarray, radius: float) -> None:
@@ -129,7 +133,7 @@ class TrimSection(Panel):
         kept = read_trim(self.controller.project) or KeptTrim()
         self._touched = kept.box is not None
         if kept.box is not None:
-            self._from.value, self._to.value = kept.box
+            self._from.value, self._to.value = sorted_corners(*kept.box)
         self._crop.value, self._opacity.value, self._hide.value = kept.crops, kept.min_opacity, kept.hides
         self._draw()
         if not self.trim.keeps_all:
@@ -140,6 +144,26 @@ class TrimSection(Panel):
     def _move(self, event: viser.GuiEvent) -> None:
         self._touched = self._touched or event.client is not None
         self._change(event)
+        if event.client is not None:
+            self._sort_soon()
+
+    def _sort_soon(self) -> None:
+        self._wait_no_more()
+        corners = self._from.value, self._to.value
+        if sorted_corners(*corners) != corners:
+            self._sorting = timer = threading.Timer(SORT_SECONDS, self._sort_corners)
+            timer.daemon = True
+            timer.start()
+
+    def _wait_no_more(self) -> None:
+        timer, self._sorting = self._sorting, None
+        if timer is not None:
+            timer.cancel()
+
+    def _sort_corners(self) -> None:
+        """Let From and To show the box as it is used: From has the smaller number of each axis."""
+        self._wait_no_more()
+        self._from.value, self._to.value = sorted_corners(self._from.value, self._to.value)
 
     def _change(self, event: viser.GuiEvent) -> None:
         if event.client is not None:
@@ -148,6 +172,7 @@ class TrimSection(Panel):
 
     def _drag(self, face: BoxSide, place: float) -> None:
         """Move one side of the box; what is typed and what is dragged is the same."""
+        self._sort_corners()
         corner, other = (self._to, self._from) if face.is_upper else (self._from, self._to)
         end = other.value[face.axis]
         values = list(corner.value)
@@ -195,7 +220,13 @@ class TrimSection(Panel):
                 self._show(hidden)
             shown = self._crop.value
             self._from.visible = self._to.visible = self._again.visible = shown
-            self._box.show((self._from.value, self._to.value) if shown else None)
+            self._box.show(sorted_corners(self._from.value, self._to.value) if shown else None)
+
+
+def sorted_corners(corner: Corner, opposite: Corner) -> tuple[Corner, Corner]:
+    """Return the corner of a box with the smallest numbers, and that with the largest."""
+    (x, right), (y, front), (z, top) = (sorted(pair) for pair in zip(corner, opposite, strict=True))
+    return (x, y, z), (right, front, top)
 
 
 def field_step(side: float) -> float:

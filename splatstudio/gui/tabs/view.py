@@ -17,13 +17,14 @@ import viser
 
 from splatstudio.gui.panel import HandleType, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page, element_id
+from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr
 from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
-from splatstudio.gui.state.viewpoint import Axis
+from splatstudio.gui.tabs.drawing import Drawing
 from splatstudio.gui.tabs.halves import ToldHalves
-from splatstudio.gui.theme import css, legend_html, rgb_bytes
+from splatstudio.gui.theme import css, legend_html
 from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
     Evaluated,
@@ -63,8 +64,6 @@ COMPARISONS: dict[str, Comparing] = {
     "Blend": "blend",
     "Difference": "difference",
 }
-RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
-UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
 PAINT_SECONDS = 5.0  # between two colorings of the cameras, which the browser rebuilds each time
 PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 
@@ -335,6 +334,11 @@ class ViewPanel(Panel):
             self.page.hotkeys.add(key, label, partial(self._do, action), description)
 
 
+def errors_in_view(controller: Controller, psnr: PhotoPsnr) -> Errors:
+    """Return the figures of the photos, none where they are of another model than the one in the view."""
+    return psnr.errors if controller.shows_own_newest else psnr.errors.unknown
+
+
 class BrowserView:
     """Mode, comparison, photos and drawing of one browser. Methods may be called from any thread."""
 
@@ -364,7 +368,7 @@ class BrowserView:
         with self._gui.add_folder("Shown"):
             self._add_switches()
         with self._gui.add_folder("Drawing"):
-            self._add_drawing()
+            self._sky = Drawing(page, stream, self._on, has_scene=parts is not None).sky
         stream.on_news = changed
         if page.controller.status.has_model:
             self.show_points(False)
@@ -428,9 +432,7 @@ class BrowserView:
             parts, camera_snap = self._parts, self._stream.camera_snap
             if parts is None or self._list is None or self._overlay is None or camera_snap is None:
                 return
-            errors, here = parts.psnr.errors, camera_snap.here
-            if not self._page.controller.shows_own_newest:
-                errors = errors.unknown
+            errors, here = errors_in_view(self._page.controller, parts.psnr), camera_snap.here
             turn, self._turn_to_photo = self._turn_to_photo and here is not None, False
             self._list.show(here, turn=turn)
             self._overlay.leave_out(here)
@@ -548,38 +550,6 @@ class BrowserView:
             self._paint_due = 0.0
 
         self._color_by = on(choice, paint_soon)
-
-    def _add_drawing(self) -> None:
-        gui, on, config = self._gui, self._on, self._page.controller.project.config
-        adapts = "Of the window at rest. While the camera moves or a training runs it adapts by itself."
-        on(
-            gui.add_dropdown("Resolution", tuple(RESOLUTIONS), initial_value="Full", hint=adapts),
-            lambda value: self._change(max_scale=RESOLUTIONS[value]),
-        )
-        learned = "Show the sky that the model has learned, not the background."
-        sky = gui.add_checkbox("Sky", True, visible=False, hint=learned)
-        self._sky = on(sky, lambda value: self._set(sky=value))
-        background = gui.add_rgb("Background", rgb_bytes(self._stream.settings.options.background))
-        on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
-        times = "Multiplies the size of each splat in the view; the model is unchanged."
-        size = gui.add_slider("Splat size", 0.05, 2.0, 0.05, 1.0, hint=times)
-        on(size, lambda value: self._set(splat_scale=value))
-        highest = "Highest degree of the view-dependent color; 0: none."
-        degree = gui.add_slider("SH degree", 0, 3, 1, 3, hint=highest)
-        on(degree, lambda value: self._set(sh_degree=None if value == 3 else value))
-        nearer = "Nothing nearer is drawn; scene units."
-        near = gui.add_number("Near", config.near, min=1e-6, max=1e6, step=0.01, hint=nearer)
-        on(near, lambda value: self._set(near=None if value == config.near else value))
-        farther = "Nothing farther is drawn; scene units. 0: no limit."
-        far = gui.add_number("Far", 0.0, min=0.0, max=1e6, step=0.1, hint=farther)
-        on(far, lambda value: self._set(far=value or None))
-        first_view = self._page.first_view
-        if self._parts is None:
-            likely = next(name for name, axis in UP_AXES.items() if axis == first_view.up)
-            which = "Which axis of the file's coordinates is up, in your browser."
-            up = gui.add_dropdown("Up", tuple(UP_AXES), initial_value=likely, hint=which)
-            on(up, lambda value: first_view.set_up(self._client, UP_AXES[value]))
-        on(gui.add_button("Reset the view", color="gray"), lambda _: first_view.show(self._client))
 
     def _on(self, control: HandleType, action: Callable[[Any], None]) -> HandleType:
         """Call `action` with each new value of a control, or press of a button, in order."""

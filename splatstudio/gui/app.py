@@ -92,7 +92,7 @@ class Studio:
         self.controller = new_controller(project, self._news.tell)
         self._leaving = Leaving(self.controller, self._not_left)
         self._tasks = TaskBoard(self.controller, self._news.tell, changed)
-        self._first_view = FirstView(self._server, likely_up(project.path))
+        self._first_view = FirstView(self._server, *likely_up(project.path))
         self._viewport = Viewport(self._server, self.controller, project.scene)
         viewport, first = self._viewport, self._first_view
         self._gated.gate.first_picture = lambda *size: viewport.first_picture(first.viewpoint(*size))

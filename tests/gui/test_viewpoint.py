@@ -110,7 +110,7 @@ def test_the_photo_still_fits_when_the_window_gets_another_shape(blob_scene: Sce
     assert np.isclose(client.camera.fov, fitting_fov(blob_scene.cameras[0], 0.4))
 
 
-def view_of(scene: Scene) -> FirstView:
+def view_of(scene: Scene | None, *up: Any) -> FirstView:
     scene_api = SimpleNamespace(set_up_direction=lambda up: None)
     server = SimpleNamespace(
         scene=scene_api,
@@ -118,8 +118,9 @@ def view_of(scene: Scene) -> FirstView:
         on_client_disconnect=lambda call: None,
         get_clients=dict,
     )
-    view = FirstView(cast(Any, server))
-    view.of_scene(scene)
+    view = FirstView(cast(Any, server), *up)
+    if scene is not None:
+        view.of_scene(scene)
     return view
 
 
@@ -183,6 +184,23 @@ def test_each_side_is_looked_at_from_the_same_distance(
         # Straight up and down no direction is upwards: the camera stands a little aside.
         assert np.linalg.norm(np.cross(away, client.camera.up_direction)) > 1e-3
         assert np.array_equal(client.camera.look_at, middle)
+
+
+def test_a_file_that_leans_is_seen_upright(blob_scene: Scene) -> None:
+    up, client = np.array([0.8, 0.6, 0.0]), FakeClient()
+    view = view_of(None, "+x", (0.8, 0.6, 0.0))
+    view.of_model((1.0, 2.0, 3.0), 0.5)
+    view.show(cast(Any, client))
+    assert np.array_equal(client.camera.up_direction, up)
+    assert (client.camera.position - client.camera.look_at) @ up == pytest.approx(0.5), "a little above it"
+    right = viser.transforms.SO3(view.viewpoint(900, 500).wxyz).as_matrix()[:, 0]
+    assert abs(right @ up) < 1e-9, "the horizon is level"
+    view.look_from(cast(Any, client), "front")
+    assert abs((client.camera.position - client.camera.look_at) @ up) < 1e-9
+    view.set_up(cast(Any, client), "+y")
+    assert np.array_equal(client.camera.up_direction, (0.0, 1.0, 0.0)), "as this browser wants it"
+    view.of_scene(blob_scene)
+    assert np.array_equal(view._upward(), (0.0, 0.0, 1.0)), "cameras tell it"
 
 
 def test_framing_keeps_the_direction(blob_scene: Scene) -> None:

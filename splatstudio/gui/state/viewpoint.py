@@ -16,6 +16,7 @@ import viser.transforms
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.formats.ply import told_orientation
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
+from splatstudio.scene.ply_header import Direction
 from splatstudio.scene.scene import Scene
 
 MIN_SIDE, MAX_SIDE = 16, 8192  # px; below and above a window is closed or a lie
@@ -196,16 +197,17 @@ def frustum_size(positions: np.ndarray, extent: float) -> float:
     return float(np.clip(np.median(nearest) / 5.0, 0.01 * extent, 0.06 * extent))
 
 
-def likely_up(path: Path) -> Axis:
-    """Return the axis that is most likely up without cameras: z in a scene's frame, of a file as it says.
+def likely_up(path: Path) -> tuple[Axis, Direction | None]:
+    """Return the axis that is most likely up without cameras, and where up is exactly if a file says it.
 
-    Most files that do not say it are in COLMAP's frame, whose y points down.
+    It is z in a scene's frame. Most files that do not say it are in COLMAP's frame, whose y points down.
     """
     if not path.is_file():
-        return "+z"
-    told = told_orientation(path).up or (0.0, -1.0, 0.0)
-    most = max(range(3), key=lambda axis: abs(told[axis]))
-    return AXES[most][told[most] < 0]
+        return "+z", None
+    told = told_orientation(path).up
+    up = told or (0.0, -1.0, 0.0)
+    most = max(range(3), key=lambda axis: abs(up[axis]))
+    return AXES[most][up[most] < 0], told
 
 
 class FirstView:
@@ -214,17 +216,21 @@ class FirstView:
     A browser may choose another direction as up: its camera stands and turns by that one, nobody else's.
     """
 
-    def __init__(self, server: viser.ViserServer, up: Axis = "+z"):
-        """Look at a model whose upward axis is `up`, where no cameras tell a better one."""
+    def __init__(self, server: viser.ViserServer, up: Axis = "+z", told: Direction | None = None):
+        """Look at a model whose upward axis is `up`, where no cameras tell a better one.
+
+        `told` is where up is exactly, near that axis; None: there.
+        """
         self._server = server
         self._position = np.array([0.0, -3.0, 1.0])
         self._target = np.zeros(3)
         self.up: Axis = up  # for who has not chosen another one
+        self._told = None if told is None else np.array(told)
         self._fov = FOV
         self._middle = np.zeros(3)  # of what is to be seen
         self.distance = 3.0  # from there at which one sees all of it, world units
         self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
-        self._announced: Axis | None = None
+        self._announced: list[float] | None = None
         server.on_client_disconnect(self._left)
 
     def of_scene(self, scene: Scene) -> None:
@@ -233,7 +239,7 @@ class FirstView:
         forward = camera.viewmat[2, :3]
         # The cameras' common point of attention is the origin of the scene's frame.
         distance = max(float(np.linalg.norm(camera.position)), 0.1 * scene.extent)
-        self.up = "+z"
+        self.up, self._told = "+z", None
         self._fov = max(camera.fov_y, NARROWEST_FOV)
         self._position = camera.position + 1.2 * frustum_size(positions, scene.extent) * forward
         # Where nobody else is to be seen from there, as when all stand in a row, step back behind the others.
@@ -249,7 +255,7 @@ class FirstView:
     def of_model(self, center: tuple[float, float, float], radius: float) -> None:
         """Stand in front of a model of this size, a little above it."""
         self._target = np.array(center)
-        self._position = _in_front(self._target, radius, self.up)
+        self._position = _in_front(self._target, radius, self.up, self._upward())
         self._middle, self.distance = self._target, math.hypot(1.0, 2.8) * radius
         self._announce()
         self.show_all()
@@ -262,7 +268,7 @@ class FirstView:
 
     def viewpoint(self, width: int, height: int) -> Viewpoint:
         """Return where a browser that opens the page looks from, with a canvas of so many pixels."""
-        viewmat = look_at(self._position, self._target, _vector(self.up))
+        viewmat = look_at(self._position, self._target, self._upward())
         wxyz = viser.transforms.SO3.from_matrix(viewmat[:3, :3].T).wxyz
         return Viewpoint(wxyz, self._position, self._fov, width, height)
 
@@ -276,10 +282,10 @@ class FirstView:
         up, position = self._own_up.get(client.client_id, self.up), self._position
         if up != self.up:
             radius = float(np.linalg.norm(position - self._target)) / math.hypot(1.0, 2.8)
-            position = _in_front(self._target, radius, up)
+            position = _in_front(self._target, radius, up, _vector(up))
         with client.atomic():
             client.camera.fov = self._fov
-            client.camera.up_direction = _vector(up)
+            client.camera.up_direction = self._upward(client)
             client.camera.position = position
             client.camera.look_at = self._target
 
@@ -291,9 +297,11 @@ class FirstView:
 
     def look_from(self, client: viser.ClientHandle, side: Side) -> None:
         """Let a browser see all there is from one side, upright as that browser wants it."""
-        up = self._own_up.get(client.client_id, self.up)
-        upwards, forward = _vector(up), _forward(up)
+        upwards = self._upward(client)
+        forward = _forward(self._own_up.get(client.client_id, self.up))
         rightwards = np.cross(forward, upwards)
+        rightwards = rightwards / np.linalg.norm(rightwards)
+        forward = np.cross(upwards, rightwards)  # level, where up leans
         aside = math.tan(ASIDE) * forward
         along = {
             "front": forward,
@@ -308,22 +316,30 @@ class FirstView:
     def _look_along(self, client: viser.ClientHandle, direction: np.ndarray) -> None:
         with client.atomic():
             client.camera.fov = self._fov
-            client.camera.up_direction = _vector(self._own_up.get(client.client_id, self.up))
+            client.camera.up_direction = self._upward(client)
             client.camera.position = self._middle - self.distance * direction / np.linalg.norm(direction)
             client.camera.look_at = self._middle
+
+    def _upward(self, client: viser.ClientHandle | None = None) -> np.ndarray:
+        """Return where up is, a unit vector [3]: for everybody, or as one browser wants it."""
+        own = None if client is None else self._own_up.get(client.client_id)
+        if own is not None and own != self.up:
+            return _vector(own)
+        return _vector(self.up) if self._told is None else self._told
 
     async def _left(self, client: viser.ClientHandle) -> None:
         self._own_up.pop(client.client_id, None)
 
     def _announce(self) -> None:
         # Not sent again when it is the same: it would bring the browsers back that have moved their camera.
-        if self._announced != self.up:
-            self._announced = self.up
-            self._server.scene.set_up_direction(self.up)
+        up = self._upward()
+        if self._announced != up.tolist():
+            self._announced = up.tolist()
+            self._server.scene.set_up_direction(up)
         camera = self._server.initial_camera
         camera.position = self._position
         camera.look_at = self._target
-        camera.up = _vector(self.up)
+        camera.up = up
         camera.fov = self._fov
 
 
@@ -334,9 +350,10 @@ def num_in_sight(positions: np.ndarray, eye: np.ndarray, rotation: np.ndarray, f
     return int(((z > 1e-6) & (np.abs(x) < reach) & (np.abs(y) < reach)).sum())
 
 
-def _in_front(target: np.ndarray, radius: float, up: Axis) -> np.ndarray:
-    """Return a position in front of a model and a little above it."""
-    return target + radius * (_vector(up) - 2.8 * _forward(up))
+def _in_front(target: np.ndarray, radius: float, axis: Axis, up: np.ndarray) -> np.ndarray:
+    """Return a position in front of a model and a little above it; `up` [3] is near `axis`."""
+    forward = _forward(axis) - (_forward(axis) @ up) * up
+    return target + radius * (up - 2.8 * forward / np.linalg.norm(forward))
 
 
 def _forward(up: Axis) -> np.ndarray:

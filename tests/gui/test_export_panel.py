@@ -16,7 +16,7 @@ import viser
 import viser.transforms
 from example_checkpoints import example
 from format_models import model
-from gui_parts import as_user, wait_until
+from gui_parts import as_user
 from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import CameraPath
@@ -27,7 +27,6 @@ from splatstudio.gui.amounts import size
 from splatstudio.gui.panel import Page, output_path
 from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
-from splatstudio.gui.tabs import trim as trim_module
 from splatstudio.gui.tabs.export import ExportPanel, with_ending
 from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.render import FORMATS as RENDER_FORMATS
@@ -321,23 +320,19 @@ def test_a_filter_of_another_runs_model_is_not_kept_as_that_of_this_run(page: An
     assert (run / "crop.json").read_bytes() == kept and "another run is in the view" in section._said.content
 
 
-def test_from_beyond_to_changes_places_with_it_in_sight_and_in_the_file(
-    page: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trim_module, "SORT_SECONDS", 0.3)
+def test_from_beyond_to_is_said_and_put_in_order_when_it_is_opened_again(page: Any, run: Path) -> None:
     section = TrimSection(page, lambda _: None)
     as_user(section._crop, True)
     as_user(section._from, (5.0, -1.0, -1.0))
     as_user(section._to, (1.0, 1.0, 1.0))
     assert section._from.value[0] == 5.0, "more digits may follow"
     assert section._box._corners == ((1.0, -1.0, -1.0), (5.0, 1.0, 1.0))
-    wait_until(lambda: section._from.value[0] == 1.0 and section._to.value[0] == 5.0, "they change places")
-    assert section.trim.crop == (1.0, -1.0, -1.0, 5.0, 1.0, 1.0)
-    as_user(section._from, (7.0, -1.0, -1.0))
-    section.close()  # before they do
+    assert section.trim.crop == (5.0, -1.0, -1.0, 1.0, 1.0, 1.0), "of opposite corners in any order"
+    assert "From is beyond To: the box lies between them." in section._said.content
+    section.close()
     kept = TrimSection(page, lambda _: None)
-    assert (kept._from.value, kept._to.value) == ((5.0, -1.0, -1.0), (7.0, 1.0, 1.0))
-    assert section._sorting is None
+    assert (kept._from.value, kept._to.value) == ((1.0, -1.0, -1.0), (5.0, 1.0, 1.0))
+    assert "beyond" not in kept._said.content
 
 
 def test_a_crop_that_cannot_be_written_is_not_called_kept(page: Any, run: Path) -> None:

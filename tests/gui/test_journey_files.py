@@ -64,7 +64,6 @@ def type_negative_fractions(screen: Screen) -> None:
     screen.switch("Crop to a box").click()
     trim = screen.panel(ExportPanel)._trim
     drag_a_side_of_the_box(screen)
-    trim._to.value = (100.0, 100.0, 100.0)  # beyond what is typed
     field, keyboard = screen.field("From"), screen.page.keyboard
 
     def begin(typed: str) -> None:
@@ -97,7 +96,6 @@ def type_negative_fractions(screen: Screen) -> None:
     begin("1000")
     keyboard.press("Tab")
     screen.wait(lambda: note.inner_text().startswith("Keeps 0 splats."), "none stays")
-    screen.wait(lambda: field.input_value() == "100", "From and To have changed places")
     begin("-1000")
     keyboard.press("Tab")
     screen.wait(lambda: not note.inner_text().startswith("Keeps 0 splats."), "some stay")

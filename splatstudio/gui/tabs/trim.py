@@ -25,7 +25,6 @@ BOX_COLOR = (255, 214, 92)
 ROOT = "/crop"
 HANDLE_PIXELS = 55.0  # of the arrow at each side
 STEPS_ACROSS = 100.0  # of a field, about, from one side of the first box to the other
-SORT_SECONDS = 1.5  # after the last digit: who types 12 has typed 1 before
 BOX_RADII = 2.0  # times the model's radius: half a side of the first box
 SURROUND = "Box around the model"
 CORNER_HINT = "In the coordinates of this view; --crop on the command line takes those of the scene's files."
@@ -66,7 +65,6 @@ class TrimSection(Panel):
         self._said = gui.add_html("", visible=False)
         self._counted = KEEP_ALL, 0  # what was shown last, and how many splats that keeps
         page.viewport.on_kept = self._count
-        self._sorting: threading.Timer | None = None
         self._box = CropBox(page.server, self._drag)
         self._touched = False
         self._model = np.zeros(3), 1.0  # the middle and the radius of the newest one
@@ -94,14 +92,12 @@ class TrimSection(Panel):
         super().refresh()
         file = trim_file(self.controller.project)
         if file != self._file:
-            self._wait_no_more()
             self._keeper.flush()
             self._file = file
             self._take_kept()
 
     def close(self) -> None:
         """Write what was changed last."""
-        self._wait_no_more()
         self._keeper.flush()
 
     def surround(self, center: np.ndarray, radius: float) -> None:
@@ -144,26 +140,6 @@ class TrimSection(Panel):
     def _move(self, event: viser.GuiEvent) -> None:
         self._touched = self._touched or event.client is not None
         self._change(event)
-        if event.client is not None:
-            self._sort_soon()
-
-    def _sort_soon(self) -> None:
-        self._wait_no_more()
-        corners = self._from.value, self._to.value
-        if sorted_corners(*corners) != corners:
-            self._sorting = timer = threading.Timer(SORT_SECONDS, self._sort_corners)
-            timer.daemon = True
-            timer.start()
-
-    def _wait_no_more(self) -> None:
-        timer, self._sorting = self._sorting, None
-        if timer is not None:
-            timer.cancel()
-
-    def _sort_corners(self) -> None:
-        """Let From and To show the box as it is used: From has the smaller number of each axis."""
-        self._wait_no_more()
-        self._from.value, self._to.value = sorted_corners(self._from.value, self._to.value)
 
     def _change(self, event: viser.GuiEvent) -> None:
         if event.client is not None:
@@ -172,7 +148,7 @@ class TrimSection(Panel):
 
     def _drag(self, face: BoxSide, place: float) -> None:
         """Move one side of the box; what is typed and what is dragged is the same."""
-        self._sort_corners()
+        self._from.value, self._to.value = sorted_corners(self._from.value, self._to.value)
         corner, other = (self._to, self._from) if face.is_upper else (self._from, self._to)
         end = other.value[face.axis]
         values = list(corner.value)
@@ -205,9 +181,13 @@ class TrimSection(Panel):
 
     def _say(self) -> None:
         keeps = "" if (num := self.num_kept) is None else f"Keeps {counted(num, 'splat')}. "
-        self._said.content = note_html(
-            self._not_kept or f"{keeps}Saved in {self._file.name}", mark="kept-trim"
+        corners = self._from.value, self._to.value
+        # Not put in order while somebody types: who types 12 has typed 1 before.
+        beyond = (
+            ". From is beyond To: the box lies between them." if corners != sorted_corners(*corners) else ""
         )
+        told = self._not_kept or f"{keeps}Saved in {self._file.name}"
+        self._said.content = note_html(told + (beyond if self._crop.value else ""), mark="kept-trim")
 
     def _draw(self) -> None:
         with self._drawing:

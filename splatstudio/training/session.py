@@ -337,7 +337,7 @@ class Session:
         """
         self._take(wait=True)
         result = self._saver.save(self._checkpoint())
-        self._well_saved(result)
+        self._remember_save(result)
         if result.path is None:
             assert result.error is not None
             raise result.error
@@ -476,7 +476,7 @@ class Session:
 
     def _note(self, result: SaveResult) -> None:
         told_before = self._unsaved if result.path is None else self._untidy
-        self._well_saved(result)
+        self._remember_save(result)
         self._told.append(replace(result, error=None) if result.autosave and told_before else result)
         if result.autosave:
             return
@@ -485,7 +485,7 @@ class Session:
         elif result.step == self._saved_step:
             self._saved_step = -1
 
-    def _well_saved(self, result: SaveResult) -> None:
+    def _remember_save(self, result: SaveResult) -> None:
         """Remember how the last save went."""
         self._unsaved = result.path is None
         if result.path is not None:

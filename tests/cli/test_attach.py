@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,22 @@ def test_where_lines_are_kept_the_progress_is_one_now_and_then(
     )
     terminal.start()
     until(lambda: remote.server.num_clients == 1)
-    for step in (1, 2, 3):
+    printed: list[str] = []
+
+    def is_printed(text: str) -> bool:
+        printed.append(capsys.readouterr().out)
+        return text in "".join(printed)
+
+    for step in (1, 2, 3):  # each by itself: of those that wait on the line, the newest replaces the others
         remote.hub.receive(Progress(step, 9, 0.1, 30.0, 100, 20.0, 1.0))
         remote.hub.receive(Warned(f"warning {step}"))
+        until(partial(is_printed, f"warning {step}"))
     remote.hub.receive(Finished(9, True, None))
+    remote.hub.receive(Warned("the end"))
+    until(partial(is_printed, "the end"))
+    remote.server.close()
     terminal.join(120)
-    printed = capsys.readouterr().out
-    assert printed.count("loss") == 1 and printed.count("warning") == 3, printed
+    assert ends == [0] and "".join(printed).count("loss") == 1, printed
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "\udcff"])

@@ -79,6 +79,14 @@ def test_it_is_played_from_where_the_slider_is(
     assert visitor.percents == sorted(visitor.percents)
 
 
+def test_two_presses_of_play_in_the_same_moment_are_one(section: PreviewSection, visitor: Visitor) -> None:
+    press(section, visitor, PLAY)
+    press(section, visitor, PLAY)  # before the first has moved anything
+    wait_until(lambda: len(visitor.percents) >= 2, "it is played")
+    press(section, visitor, STOP)
+    assert visitor.is_at(START)
+
+
 def test_stop_goes_back_to_before_the_first_place_that_was_looked_at(
     section: PreviewSection, visitor: Visitor
 ) -> None:

@@ -99,6 +99,8 @@ class PathPreviews:
             self._own[client.client_id] = {name: getattr(client.camera, name) for name in VIEW}
 
     def _has_moved_itself(self, client: viser.ClientHandle) -> bool:
+        if client.client_id not in self._sent:  # nothing has moved it yet
+            return False
         place, when = self._sent[client.client_id]
         off = float(np.linalg.norm(np.asarray(client.camera.position) - place))
         return time.monotonic() - when > SETTLED_SECONDS and off > 1e-3 * self._distance

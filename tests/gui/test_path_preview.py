@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -84,6 +86,26 @@ def test_two_presses_of_play_in_the_same_moment_are_one(section: PreviewSection,
     press(section, visitor, PLAY)  # before the first has moved anything
     wait_until(lambda: len(visitor.percents) >= 2, "it is played")
     press(section, visitor, STOP)
+    assert visitor.is_at(START)
+
+
+def test_presses_that_are_heard_at_once_leave_one_player(
+    section: PreviewSection, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember = PathPreviews._remember
+
+    def slowly(previews: PathPreviews, client: Any) -> None:
+        remember(previews, client)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(PathPreviews, "_remember", slowly)
+    presses = [threading.Thread(target=press, args=(section, visitor, PLAY)) for _ in range(2)]
+    for each in presses:
+        each.start()
+    for each in presses:
+        each.join(60.0)
+    press(section, visitor, STOP)
+    assert not [thread for thread in threading.enumerate() if thread.name == "preview"]
     assert visitor.is_at(START)
 
 

@@ -41,7 +41,8 @@ class PathPreviews:
         self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
         self._own: dict[int, dict[str, Any]] = {}  # where browsers stood before their previews
         self._sent: dict[int, tuple[np.ndarray, float]] = {}  # where they were moved to last, and when
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the players
+        self._turn = threading.Lock()  # presses are heard on several threads
         server.on_client_disconnect(self._left)
 
     def play(self, client: viser.ClientHandle, path: CameraPath, moved: Moved, *, begin: float = 0.0) -> None:
@@ -49,19 +50,21 @@ class PathPreviews:
 
         `moved` is told how far.
         """
-        self._halt(client)
-        self._remember(client)
         stopped = threading.Event()
         arguments = (client, path, moved, stopped, begin)
         player = threading.Thread(target=self._run, args=arguments, name="preview", daemon=True)
-        with self._lock:
-            self._players[client.client_id] = (stopped, player)
-        player.start()
+        with self._turn:
+            self._halt(client)
+            self._remember(client)
+            with self._lock:
+                self._players[client.client_id] = (stopped, player)
+                player.start()  # who takes it out waits for its end
 
     def stop(self, client: viser.ClientHandle) -> None:
         """Let this browser stand where it stood before it was played or shown the path."""
-        self._halt(client)
-        self._bring_back(client)
+        with self._turn:
+            self._halt(client)
+            self._bring_back(client)
 
     def is_playing(self, client: viser.ClientHandle) -> bool:
         """Return whether this browser moves along a path."""
@@ -69,10 +72,11 @@ class PathPreviews:
 
     def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
         """Move this browser to a second of the path, and leave it there until it is stopped."""
-        self._halt(client)
-        self._remember(client)
-        tell_framing(client, path.width / path.height, LOOK_SECONDS)
-        self._fly(client, path, seconds)
+        with self._turn:
+            self._halt(client)
+            self._remember(client)
+            tell_framing(client, path.width / path.height, LOOK_SECONDS)
+            self._fly(client, path, seconds)
 
     def close(self) -> None:
         """End all previews."""

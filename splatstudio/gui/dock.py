@@ -18,7 +18,7 @@ from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.files.inputs import read_input
 from splatstudio.files.path_words import path_words
 from splatstudio.gui.amounts import size
-from splatstudio.gui.panel import Page, Panel, Rest, ShownMeaning, SinglePress, when_user
+from splatstudio.gui.panel import Field, Page, Panel, Rest, ShownMeaning, SinglePress, when_user
 from splatstudio.gui.server.viser_private import element_id
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Status
@@ -432,9 +432,8 @@ class StatusPanel(Panel):
         self._primary = self.button("Start training", lambda _: self._press(), ACCENT, visible=can_train)
         goes_on = "How many steps the button above adds to those already done."
         self._more = gui.add_number("More steps", MAX_SUGGESTED_STEPS, min=1, visible=False, hint=goes_on)
-        self._typed = False  # somebody has chosen how many
-        self._more.on_update(self._choose_more)
-        self._rests = False
+        self.add(Field(self._more, lambda: self._steps if controller.can_train_more else None, self._choose))
+        self._rests, self._chosen = False, None  # how many more steps somebody wants
         self._single, self._meaning = SinglePress(), ShownMeaning(lambda: page.changed(self))
         new = self.button("New training", lambda _: self._begin_new_run(), hint=begins, visible=can_train)
         # It comes when a training ends, where another button was, which somebody may be about to press.
@@ -459,8 +458,13 @@ class StatusPanel(Panel):
             self.keep(pause, disabled=lambda: self._rests or not controller.choice().enabled)
             self.keep(save, disabled=lambda: not controller.can_order)
 
-    def _choose_more(self, event: viser.GuiEvent) -> None:
-        self._typed = self._typed or event.client is not None
+    @property
+    def _steps(self) -> int:
+        return self._chosen or suggested_steps(self.controller.status.step)
+
+    def _choose(self, more: int) -> None:
+        self._chosen = more
+        self.page.changed(self)
 
     def _press(self) -> None:
         controller = self.controller
@@ -469,7 +473,7 @@ class StatusPanel(Panel):
         if not self._meaning.counts(MORE if controller.can_train_more else controller.choice().label):
             return
         if controller.can_train_more:
-            controller.train_more(self._more.value)
+            controller.train_more(self._steps)
         else:
             controller.press_primary()
 
@@ -496,13 +500,10 @@ class StatusPanel(Panel):
         self._bar.visible = project.can_train and other is None
         self._more.disabled = controller.is_opening_model
         if not controller.is_opening_model:
-            self._more.visible, self._typed = more, self._typed and more
-        if more and not self._typed:
-            self._more.value = suggested_steps(status.step)
-        last = status.step + self._more.value
+            self._more.visible, self._chosen = more, self._chosen if more else None
         # In this order: a press in between would be for what is not said yet.
         self._primary.disabled = self._rests or not (choice.enabled or more)
-        self._primary.label = f"{MORE} to step {last:,}" if more else choice.label
+        self._primary.label = f"{MORE} to step {status.step + self._steps:,}" if more else choice.label
         # What stays in sight when the dock is scrolled or folded up.
         label = panel_label(status, done, task)
         if label != self._label:

@@ -21,7 +21,7 @@ from splatstudio.cli import main as cli
 from splatstudio.gui import app, dock, panel
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import StatusPanel, TimeBar, header_html, part_html, suggested_steps
-from splatstudio.gui.panel import PRESS_SECONDS, Page, Rest, ShownMeaning, SinglePress
+from splatstudio.gui.panel import PRESS_SECONDS, REST_SECONDS, Page, Rest, ShownMeaning, SinglePress
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Choice, Notice, Status
@@ -117,6 +117,31 @@ def test_a_model_that_is_worked_with_is_not_put_away(
     panel._press()
     panel._begin_new_run()
     assert pressed == ["resume", "new"]
+
+
+def test_more_steps_are_as_many_as_somebody_typed(page: Page) -> None:
+    pressed, controller = list[int](), cast(Any, page.controller)
+    controller.status = replace(controller.status, state="finished", step=40, total_steps=40)
+    controller.can_train_more, controller.train_more = True, pressed.append
+    controller.choice, controller.newer_step = (lambda: Choice("")), None
+    controller.is_opening_model = controller.can_begin_new_run = controller.can_set_up = False
+    cast(Any, page.viewport).num_viewers = 1
+    panel = StatusPanel(page)
+    panel.refresh()
+    assert panel._primary.label == "Train on to step 80" and panel._more.value == 40
+    panel._more._impl.value = 5  # has come from the browser, and nobody has been told yet
+    panel.refresh()
+    as_user(panel._more, 5)
+    panel.refresh()
+    assert panel._primary.label == "Train on to step 45" and panel._more.value == 5
+    time.sleep(REST_SECONDS)  # of a button that has become another one by itself
+    panel._press()
+    assert pressed == [5]
+    controller.can_train_more = False
+    panel.refresh()
+    controller.status, controller.can_train_more = replace(controller.status, step=45), True
+    panel.refresh()
+    assert panel._primary.label == "Train on to step 90" and panel._more.value == 45, "proposed anew"
 
 
 def test_a_training_is_paused_while_it_renders(page: Page, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_models_of_runs_are_opened_evaluated_exported_deleted_and_merged(
 ) -> None:
     damaged = saved_run / "ckpts" / "step_00000050" / "rank00000-of-00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    screen = open_page(blob_folder, height=900)
+    screen = open_page(blob_folder, height=900, sharp=True)
     screen.tab("Evaluate")
     row(screen, "Step 50 · ").wait_for()
     assert "damaged" in row(screen, "Step 50 · ").inner_text()

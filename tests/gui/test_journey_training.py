@@ -27,7 +27,7 @@ pytestmark = PAGE_TEST
 def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path, browser: Any
 ) -> None:
-    screen = open_page(blob_folder)
+    screen = open_page(blob_folder, sharp=True)
     run, keyboard = tmp_path / "runs" / "blobs", screen.page.keyboard
     # Before any training: points and cameras.
     assert screen.text("state") == "Ready"

@@ -102,7 +102,7 @@ def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
 
 
 def test_the_view_from_the_photos_to_the_modes(open_page: Open, blob_folder: Path) -> None:
-    screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), width=1280, height=720)
+    screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), width=1280, height=720, sharp=True)
     model = see_photo_and_model_in_one_picture(screen)
     photos_are_sorted_by_error(screen)
     see_every_mode(screen, model)
@@ -381,8 +381,7 @@ def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path)
     config = TrainConfig(
         steps=1, eval_steps=(), save_steps=(), sh_degree=0, init_scale=0.05, init_opacity=0.99
     )
-    screen = open_page(blob_folder, config)
-    screen.draw_all_pixels()
+    screen = open_page(blob_folder, config, sharp=True)
     screen.studio.start_training()
     screen.wait(lambda: screen.text("state") == "Finished", "the one step")
     screen.tab("View")

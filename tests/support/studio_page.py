@@ -73,6 +73,14 @@ PACED = """(() => {
   };
   window.cancelAnimationFrame = key => { waiting.delete(key); due.delete(key); };
 })()"""
+# Draws a sixteenth of the pixels of a scene unless its page asks for others: without a GPU they are half of a
+# browser's work, and most tests look at what is around the scene.
+COARSE = """(() => {
+  const asked = URLSearchParams.prototype.get;
+  URLSearchParams.prototype.get = function (name) {
+    return asked.call(this, name) ?? (name === "fixedDpr" ? "0.25" : null);
+  };
+})()"""
 # Closes the notices that are there, and waits until they are off the page.
 CLOSE_NOTICES = """async () => {
   const buttons = [...document.querySelectorAll(".mantine-Notification-closeButton")];
@@ -108,11 +116,11 @@ def chromium() -> Iterator[Any]:
 
 
 def paced(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes the same pages or profiles, which draw no more often than tests need."""
+    """Return what makes the same pages or profiles, drawn no more often and no finer than tests need."""
 
     def made(**settings: Any) -> Any:
         opened = make(**settings)
-        opened.add_init_script(PACED)
+        opened.add_init_script(PACED + ";" + COARSE)
         return opened
 
     return made
@@ -146,13 +154,6 @@ class Screen:
     studio: Studio
     errors: list[str]
     number: int = 0  # of the studio's browsers, in the order in which they came
-
-    def draw_all_pixels(self) -> None:
-        """Load the page anew, so that it draws every pixel of its canvas however slow the browser is."""
-        self.page.goto(f"http://127.0.0.1:{self.studio.port}/?fixedDpr=1")
-        self.page.get_by_role("tab", name="Log").wait_for()
-        self.page.wait_for_function(OPENED)
-        self.wait(lambda: self.text("state") != "", "the head of the dock")
 
     def close_notices(self) -> None:
         """Put away what covers the picture, as the warning that there is no GPU."""
@@ -328,11 +329,12 @@ def open_screen(
     config: TrainConfig = MANY,
     width: int = WINDOW["width"],
     height: int = WINDOW["height"],
+    sharp: bool = False,
     **settings: Any,
 ) -> Screen:
-    """Open the studio and its page; who opened it calls `close_screen`."""
+    """Open the studio and its page, `sharp`: with every pixel; who opened it calls `close_screen`."""
     studio = Studio(path, network=Listen(port=0), config=config, **settings)
-    return screen_of(browser, studio, width, height)
+    return screen_of(browser, studio, width, height, sharp)
 
 
 def screen_of(
@@ -340,14 +342,15 @@ def screen_of(
     studio: Studio,
     width: int = WINDOW["width"],
     height: int = WINDOW["height"],
+    sharp: bool = False,
     **page_settings: Any,
 ) -> Screen:
-    """Open the page of a studio; who opened it calls `close_screen`."""
+    """Open the page of a studio, `sharp`: with every pixel; who opened it calls `close_screen`."""
     page = browser.new_page(viewport={"width": width, "height": height}, **page_settings)
     page.set_default_timeout(1000 * TIMEOUT)
     screen = Screen(page, studio, [])
     page.on("pageerror", lambda error: screen.errors.append(str(error)))
-    page.goto(studio.url)
+    page.goto(f"{studio.url}&fixedDpr=1" if sharp else studio.url)
     page.wait_for_selector(CANVAS)
     screen.wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
     # What is sent last: by then the page has its buttons, fields and keys.

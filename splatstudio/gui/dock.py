@@ -179,7 +179,7 @@ class TimeBar(Panel):
         self.keep(swap, visible=lambda: self._planning and self._offered() != "", label=self._offered)
         project = self.controller.project
         if project.resume_step is None and project.devices.gpus == (None,):
-            threading.Thread(target=self._measure, name="step-times", daemon=True).start()
+            threading.Thread(target=self._measure).start()  # no daemon: Python aborts amid native code
 
     @property
     def _planning(self) -> bool:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 256 << 20
 MAX_WAITING = 64  # pictures; of those asked for beyond, the oldest are forgotten
 NUM_THREADS = 2
+LONGEST_PICTURE = 5.0  # seconds in which a photo is read and made smaller, or its disk hangs
 THUMBNAIL_SIDE = 132  # px
 THUMBNAIL_QUALITY = 72
 
@@ -76,8 +77,10 @@ class PhotoCache:
         self._changed = threading.Condition()
         self._closed = False
         self.kept_bytes = 0
-        for number in range(NUM_THREADS):
-            threading.Thread(target=self._work, name=f"photos-{number}", daemon=True).start()
+        names = (f"photos-{number}" for number in range(NUM_THREADS))
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
 
     def pixels(
         self,
@@ -100,11 +103,13 @@ class PhotoCache:
         return item
 
     def close(self) -> None:
-        """End the threads after the picture that each is at; returns at once."""
+        """End the threads after the picture that each is at: Python aborts where it ends amid native code."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(LONGEST_PICTURE)
 
     def _get(
         self, key: PhotoKey, make: Callable[[], PhotoItem], on_ready: Callable[[], None]

@@ -19,6 +19,7 @@ from splatstudio.files.run import Run, newest_step, refuse_gone_on
 from splatstudio.gui.notebook import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model, remember_images, with_images_found
+from splatstudio.operating_system import in_forked_children
 from splatstudio.poses.estimate import estimate_poses
 from splatstudio.rendering.render import render_image
 from splatstudio.runtime.stop_signals import HeldInterrupt
@@ -34,6 +35,8 @@ from splatstudio.training.session import Advance, EvaluationAbandoned, Session
 from splatstudio.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
+# A fork has none of the threads that torch has started, and waits for them for ever: one needs no other.
+in_forked_children(partial(torch.set_num_threads, 1))
 
 __all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "mesh", "render", "show", "train"]
 

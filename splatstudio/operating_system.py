@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -291,6 +291,12 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def in_forked_children(do: Callable[[], object]) -> None:
+    """Call `do` in every process that is forked from this one, before anything else; Windows forks none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=do)
 
 
 def end_within(seconds: int) -> None:

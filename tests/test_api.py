@@ -221,6 +221,7 @@ def test_a_step_that_cannot_be_saved_is_told_and_the_model_comes_back(
         (lambda: ss.load_model("nowhere"), "nowhere does not exist; name a file of splats"),
         (lambda: ss.load_model("https://a.org/b.ply"), "an address of the network: download"),
         (lambda: ss.render(WRONG, NOTHING), "render draws a Model"),
+        (lambda: ss.show(DEMO, height=WRONG), "height is '2': it must be from"),
     ],
 )
 def test_what_cannot_be_meant_is_a_sentence(call: Callable[[], object], sentence: str) -> None:
@@ -231,6 +232,21 @@ def test_what_cannot_be_meant_is_a_sentence(call: Callable[[], object], sentence
 def test_importing_the_package_is_cheap() -> None:
     code = "import sys, splatstudio; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_process_that_is_forked_from_a_training_trains(blob_folder: Path) -> None:
+    code = f"""
+import multiprocessing, sys, splatstudio as ss
+
+scene = ss.load_scene({str(blob_folder)!r})
+ss.train(scene, steps=1)
+child = multiprocessing.get_context("fork").Process(target=ss.train, args=(scene,), kwargs=dict(steps=1))
+child.start()
+child.join(60)
+sys.exit(child.exitcode)
+"""
+    threads = {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert subprocess.run([sys.executable, "-c", code], env=threads, timeout=120).returncode == 0
 
 
 def test_a_run_goes_on_as_if_it_had_never_stopped(scene: Scene, tmp_path: Path) -> None:

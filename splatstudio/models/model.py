@@ -115,6 +115,8 @@ class Model:
 
     def in_frame_of(self, scene: Scene) -> Model:
         """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
+        if not isinstance(scene, Scene):
+            raise ValueError(f"in_frame_of needs a Scene, as load_scene returns it, not {shown(scene)}")
         return self.in_frame(scene.transform)
 
     def in_frame(self, transform: np.ndarray) -> Model:

@@ -43,6 +43,7 @@ from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
+from splatstudio.scene.turned_photos import as_computed_from
 from splatstudio.settings.config import TrainConfig, declaration
 from splatstudio.settings.setting import typed_path
 
@@ -309,7 +310,9 @@ def _scene(
         notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
     headers = [picture_header(shot.image_path) for shot in shots]
     _refuse_irregular_masks(shots)
-    measured = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
+    by_size = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
+    measured, told = as_computed_from(shots, headers, by_size, replace(capture, points=points, colors=colors))
+    notes += told
     notes += _lens_notes(shots, [lens for lens, _ in measured], downscale)
     left_turned = tuple(
         header.orientation if applied == 1 else 1
@@ -432,8 +435,8 @@ def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int
     """Return the lens of a shot in the pixels of its file, and the EXIF orientation to apply (1: as stored).
 
     The camera's size decides whether a picture was turned before its camera was computed: programs differ in
-    that. Where the size does not tell, a picture with a stated camera stays as stored. Raises ValueError when
-    neither way has the camera's proportions.
+    that. Where the size does not tell, a picture with a stated camera is as stored; see `as_computed_from`.
+    Raises ValueError when neither way has the camera's proportions.
     """
     stored = (header.width, header.height)
     upright = (stored[1], stored[0]) if header.orientation in EXIF_SIDEWAYS else stored

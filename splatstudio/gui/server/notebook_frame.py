@@ -7,6 +7,7 @@ import html
 import secrets
 from urllib.parse import urlsplit
 
+from splatstudio.error_text import shown
 from splatstudio.gui.server.page_files import page_of
 
 LEAST_HEIGHT, MOST_HEIGHT = 200, 4000  # pixels
@@ -50,8 +51,8 @@ class FramedPage:
 
 def check_height(height: int) -> None:
     """Raise ValueError for a frame that is too low to see anything in, or endless."""
-    if not LEAST_HEIGHT <= height <= MOST_HEIGHT:
-        raise ValueError(f"height is {height}: it must be from {LEAST_HEIGHT} to {MOST_HEIGHT} pixels")
+    if not isinstance(height, (int, float)) or not LEAST_HEIGHT <= height <= MOST_HEIGHT:
+        raise ValueError(f"height is {shown(height)}: it must be from {LEAST_HEIGHT} to {MOST_HEIGHT} pixels")
 
 
 def frame_html(url: str, height: int) -> str:

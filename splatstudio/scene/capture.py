@@ -69,8 +69,8 @@ class ImageFolder:
         self._by_last: dict[str, list[Path]] = {}  # by the stem without its folders
         try:
             for root, below, names in os.walk(folder, onerror=_raise):
-                if not deep:
-                    below.clear()
+                # A hidden folder is no part of a scene: that of estimated poses has all photos again.
+                below[:] = [name for name in below if deep and not name.startswith(".")]
                 for name in sorted(names):
                     if is_apple_double(name):
                         continue

@@ -219,6 +219,16 @@ def poses_below(folder: Path, besides: PoseFiles | None = None) -> PoseFiles | N
     raise SeveralScenes(folder, [(files.folder, files.size) for files in found])
 
 
+def poses_of_pictures(folder: Path) -> PoseFiles | None:
+    """Return the poses of the scene whose photos are in `folder`, as `images` beside `sparse`, or None."""
+    if folder.name != "images" and not COPIES.fullmatch(folder.name):
+        return None
+    try:
+        return pose_files(folder.parent)
+    except OSError:  # whoever opens that says so
+        return None
+
+
 def holds_several(path: Path) -> bool:
     """Return whether `path` is a folder that has no scene at its top and several below."""
     try:

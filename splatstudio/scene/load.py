@@ -33,6 +33,7 @@ from splatstudio.scene.layout import (
     pose_files,
     posed_by,
     poses_below,
+    poses_of_pictures,
 )
 from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
@@ -229,7 +230,10 @@ def _no_scene(path: Path) -> ValueError:
 
 
 def _read_folder(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
-    """Return the scene at the top of `path`, or where that has no poses or no photos, the one below."""
+    """Return the scene at the top of `path`, or where that has no poses or no photos, the one below.
+
+    Of the photos of a scene that has poses, it is that scene.
+    """
     own, lacking = pose_files(path), None
     if own is not None:
         try:
@@ -237,6 +241,8 @@ def _read_folder(path: Path, downscale: int, images: Path | None, model: int) ->
         except NoPhotos as error:
             lacking = error
     below = poses_below(path, besides=own) if images is None or own is None else None
+    if below is None and own is None and (below := poses_of_pictures(path)) is not None:
+        images = images or (None if path.name == "images" else path)
     if below is None:
         raise lacking or _nothing_found(path)
     capture = _read_poses(below, downscale, images, model)
@@ -274,18 +280,23 @@ def _nothing_found(folder: Path) -> ValueError:
             f"{folder} holds no scene but runs ({first_of(runs, MOST_RUNS)}): name one of them;"
             f" splatstudio info {quote(str(folder))} lists them"
         )
-    holds, num_photos = _photos_below(folder)
-    if num_photos:
+    found = _photos_below(folder)
+    if num_photos := sum(found.values()):
         photos = "1 photo" if num_photos == 1 else f"{num_photos} photos"
+        holds, estimates = f"{next(iter(found))} holds {photos}", "estimates them"
+        if len(found) > 1:
+            counts = [f"{place.relative_to(folder)}: {num}" for place, num in found.items()]
+            holds = f"{folder} holds {photos} in {len(found)} folders ({first_of(counts, MOST_RUNS)})"
+            estimates += " as one scene, and for each of several scenes its folder can be named"
         return ValueError(
-            f"{holds} holds {photos} but no camera poses, which training needs (nothing "
-            f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
+            f"{holds} but no camera poses, which training needs (nothing "
+            f"was changed): `splatstudio poses {quote(str(folder))}` {estimates}"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 
 
-def _photos_below(folder: Path) -> tuple[Path, int]:
-    """Return which folder, this one or one at most two levels below, has the most photos, and how many.
+def _photos_below(folder: Path) -> dict[Path, int]:
+    """Return which folders, this one or at most two levels below, have photos, and how many each.
 
     Those in `images` count for the folder that it is in. Masks are no photos.
     """
@@ -293,10 +304,13 @@ def _photos_below(folder: Path) -> tuple[Path, int]:
     for place, folders, files in os.walk(folder):
         num = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
         holds = Path(place) if Path(place).name != "images" or place == str(folder) else Path(place).parent
-        found[holds] = found.get(holds, 0) + num
+        if num:
+            found[holds] = found.get(holds, 0) + num
         deep = len(Path(place).relative_to(folder).parts) >= 2
-        folders[:] = [] if deep else [name for name in folders if name[0] != "." and name not in MASK_FOLDERS]
-    return max(found.items(), key=lambda each: each[1], default=(folder, 0))
+        folders[:] = sorted(
+            [] if deep else [name for name in folders if name[0] != "." and name not in MASK_FOLDERS]
+        )
+    return found
 
 
 def _scene(

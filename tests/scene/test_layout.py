@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from command_line import CommandLine
@@ -28,6 +29,7 @@ from splatstudio.api import load_model, train
 from splatstudio.checkpoints.checkpoint import checkpoint_folders
 from splatstudio.models.model import scene_shown_by
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.poses.estimate import lacks_poses
 from splatstudio.scene.colmap import visible_points
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.load import load_scene
@@ -295,3 +297,35 @@ def test_scenes_far_below_are_not_looked_for(tmp_path: Path) -> None:
     write_colmap(tmp_path / "a/b/c", TINY)
     with pytest.raises(ValueError, match="is not a scene"):
         load_scene(tmp_path)
+
+
+def test_photos_in_several_folders_are_told_by_folder(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "garden", TINY)
+    write_pictures(tmp_path / "room/images", TINY)
+    told = r"holds \d+ photos in 2 folders \(garden: 4, room: 4\).*as one scene.*its folder can be named"
+    with pytest.raises(ValueError, match=told.replace("4", str(len(TINY.names)))):
+        load_scene(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "side"), [("images", 48), ("images_2", 24)])
+def test_who_names_the_photos_of_a_scene_opens_it(tmp_path: Path, name: str, side: int) -> None:
+    write_colmap(tmp_path, TINY)
+    if name != "images":
+        shutil.copytree(tmp_path / "images", tmp_path / name)
+        for file in (tmp_path / name).iterdir():
+            cv2.imwrite(str(file), cv2.resize(cv2.imread(str(file)), (24, 16)))
+    photos = tmp_path / name
+    assert not lacks_poses(photos), "nothing is estimated anew"
+    scene = load_scene(photos)
+    assert len(scene.views) == len(TINY.names) and scene.cameras[0].width == side
+    assert f"{photos} has no camera poses itself: {tmp_path} is opened" in scene.notes
+    write_pictures(tmp_path / "masks", TINY)
+    with pytest.raises(ValueError, match="no camera poses"):
+        load_scene(tmp_path / "masks")
+
+
+def test_photos_in_a_hidden_folder_are_none_of_the_scene(tmp_path: Path) -> None:
+    write_colmap(tmp_path, TINY)
+    write_pictures(tmp_path / "images/.splatstudio/poses/images", TINY)
+    scene = load_scene(tmp_path)
+    assert scene.unposed == () and not any("no pose" in note for note in scene.notes)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from splatstudio.cli.command_options import CommandOption, Commands, most_alone, num_values, options_of, plain
 from splatstudio.cli.short_help import help_option
+from splatstudio.files.path_words import as_argument
 from splatstudio.settings.setting import in_words, typed_value
 
 OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number does
@@ -207,6 +207,10 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
             if most is not None and len(alone) > most:
                 return _too_many(word, alone, most, writes="output" in options and not named)
         elif argument.name not in options:
+            if Path(argument.option).exists():
+                return (
+                    f"{argument.option} is read as an option: name the path as {as_argument(argument.option)}"
+                )
             meant = _meant(word, plain(f"--{argument.option.lstrip('-')}"), commands)
             return f"splatstudio {word} has no option {argument.option}: {meant}"
         else:
@@ -223,10 +227,10 @@ def _too_many(word: str, values: Sequence[str], most: int, *, writes: bool) -> s
     if not most:
         return f"splatstudio {word} takes no path: omit {value}"
     if word == "eval" and value.endswith(".json"):
-        return f"--json prints the scores: --json-file {quote(value)} writes them"
+        return f"--json prints the scores: --json-file {as_argument(value)} writes them"
     spaced = os.path.exists(" ".join(values))
     if writes and os.path.exists(values[0]) and Path(value).suffix.lower() in WRITTEN and not spaced:
-        return f"splatstudio {word} takes one path: name the file to write with --output {quote(value)}"
+        return f"splatstudio {word} takes one path: name the file to write with --output {as_argument(value)}"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 
 
@@ -236,7 +240,7 @@ def _no_command(word: str, commands: Commands) -> str:
         return f"there is no command {word}: it is {OTHER_COMMANDS[word].format(word=word)}; {all_of_them}"
     near = max(commands, key=lambda name: SequenceMatcher(None, word, name).ratio())
     if Path(word).exists():
-        command = f"splatstudio open {quote(word)}"
+        command = f"splatstudio open {as_argument(word)}"
         return f"say what to do with {word}: {command} shows it, train in place of open trains it"
     if SequenceMatcher(None, word, near).ratio() >= ALIKE:
         return f"there is no command {word}: did you mean {near}? {all_of_them.capitalize()}"

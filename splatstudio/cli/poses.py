@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from splatstudio.cli.terminal import LINE_SECONDS, console
+from splatstudio.files.path_words import as_argument
 from splatstudio.poses.estimate import (
     OnProgress,
     PoseProgress,
@@ -45,7 +45,7 @@ def estimate_and_print(path: Path, frames: int | None = None) -> None:
 
 def say_what_is_kept(path: Path, frames: int | None = None) -> None:
     """Print how an estimation that is ended goes on."""
-    command = f"splatstudio poses {quote(str(path))}" + ("" if frames is None else f" --frames {frames}")
+    command = f"splatstudio poses {as_argument(path)}" + ("" if frames is None else f" --frames {frames}")
     console.print(f"What is finished is kept: {command} goes on from there.")
 
 

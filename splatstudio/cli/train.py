@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from splatstudio.checkpoints.checkpoint import (
@@ -39,6 +38,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.inputs import read_input
 from splatstudio.files.outputs import refuse_unwritable
+from splatstudio.files.path_words import as_argument
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path, newest_step, refuse_gone_on
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
@@ -187,7 +187,7 @@ def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Pa
     if not scene.exists():
         raise ValueError(
             f"the scene of the run is no longer at {scene}: say where it is now, as in"
-            f" splatstudio train SCENE --run {quote(str(path))} --resume"
+            f" splatstudio train SCENE --run {as_argument(path)} --resume"
         )
     return scene, path
 
@@ -525,7 +525,7 @@ class _Attendance:
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
         if end.completed or end.step >= self._job.config.steps:
-            console.print(f"See it: splatstudio open {quote(str(self._job.run_dir))}", soft_wrap=True)
+            console.print(f"See it: splatstudio open {as_argument(self._job.run_dir)}", soft_wrap=True)
             return self._result(0, end.step)
         stops = self._flat is not None and self._flat.step == end.step
         if self._flat is not None and stops:
@@ -548,4 +548,4 @@ class _Attendance:
         return saved_sentence(self._job.run_dir, self._client.step)
 
     def _go_on(self) -> str:
-        return f"Go on with: splatstudio train {quote(str(self._job.run_dir))} --resume"
+        return f"Go on with: splatstudio train {as_argument(self._job.run_dir)} --resume"

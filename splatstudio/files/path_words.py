@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 
@@ -22,3 +23,9 @@ def path_words(path: str | Path) -> str:
     if whole.is_relative_to(home) and home.is_absolute() and home != home.parent:
         return str("~" / whole.relative_to(home))
     return str(whole)
+
+
+def as_argument(path: str | Path) -> str:
+    """Return a path as it can be typed behind a command, whatever is in it and however it begins."""
+    text = str(path)
+    return shlex.quote(f".{os.sep}{text}" if text.startswith("-") else text)

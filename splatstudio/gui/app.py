@@ -6,13 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from shlex import quote
 from typing import TypeVar
 
 import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
+from splatstudio.files.path_words import as_argument
 from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
@@ -355,7 +355,7 @@ def _light(scene: viser.SceneApi) -> None:
 
 def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
     """Return what became of a training that was closed before its end: `saved` is its last good save."""
-    go_on = f"Go on with: splatstudio open {quote(str(run_dir))}"
+    go_on = f"Go on with: splatstudio open {as_argument(run_dir)}"
     if status.state != "failed" and saved is not None and saved.step == status.step:
         return f"Saved {saved.path}. {go_on}"
     if status.state != "failed" and status.step == 0:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.error_text import shown
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
+from splatstudio.files.path_words import as_argument
 from splatstudio.files.run import Run, is_checkpoint
 from splatstudio.formats import Format, format_of, read_splats
 from splatstudio.formats.ply import holds_points_alone, told_orientation
@@ -168,7 +168,7 @@ def load_model(path: str | Path, *, strict: bool = False, scene: Path | None = N
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
             f"{path} holds gsplat's checkpoints of {_steps(len(steps))}: merge the parts of the ranks with"
-            f" splatstudio merge {quote(str(path))} -o model.ply, or name the file of a training of one rank"
+            f" splatstudio merge {as_argument(path)} -o model.ply, or name the file of a training of one rank"
         )
     if folder is None and passed_over:
         raise ValueError(f"no model in {path} can be read: {'; '.join(passed_over)}")
@@ -193,7 +193,7 @@ def _steps(num: int) -> str:
 def _shown_points(path: Path) -> Model:
     note = (
         f"{path.name} holds points, not splats: each is shown as a small round one. To train from them, give"
-        f" them to the training of their scene: splatstudio train SCENE --init {quote(str(path))}"
+        f" them to the training of their scene: splatstudio train SCENE --init {as_argument(path)}"
     )
     points, orientation = splats_of_points(path, POINT_SIZE, POINT_OPACITY), told_orientation(path)
     return Model(points, notes=(note,), orientation=orientation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import msgspec
 
 from splatstudio.files.durable import write_durably
 from splatstudio.files.kinds import kind_of_file
+from splatstudio.files.path_words import as_argument
 from splatstudio.operating_system import new_group, was_killed
 from splatstudio.poses.contact_sheet import write_contact_sheet
 from splatstudio.poses.input import changes, find_sources
@@ -160,7 +160,7 @@ def scene_of(path: Path) -> Path:
 
 def note_on_changes(path: Path) -> str | None:
     """Return a sentence where photos came, changed or went since their poses were estimated."""
-    store, again = PoseStore(path), f"`splatstudio poses {shlex.quote(str(path))}`"
+    store, again = PoseStore(path), f"`splatstudio poses {as_argument(path)}`"
     if not store.has_poses:
         return None
     if (told := changes(store)) is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from shlex import quote
 
 from splatstudio.error_text import first_of
+from splatstudio.files.path_words import as_argument
 from splatstudio.poses.records import PoseReport
 from splatstudio.scene.layout import estimated_poses, pose_files
 
@@ -49,7 +49,7 @@ def report_lines(report: PoseReport) -> list[str]:
     for reason, names in by_reason.items():
         lines.append(f"Left out: {first_of(names, MOST_NAMES)}: {reason}")
     others_used = note_on_own_poses(Path(report.source)) is not None
-    opened = f"splatstudio open {quote(report.store)} " if others_used else ""
+    opened = f"splatstudio open {as_argument(report.store)} " if others_used else ""
     for group in report.groups:
         lines.append(
             f"Another group: {len(group.names)} photos, {group.names[0]} to {group.names[-1]};"
@@ -69,7 +69,7 @@ def note_on_own_poses(path: Path) -> str | None:
     own = pose_files(path) if path.is_dir() else None
     if own is None or own.folder == estimated_poses(path):
         return None
-    estimated = quote(str(estimated_poses(path)))
+    estimated = as_argument(estimated_poses(path))
     return (
         f"{path} has poses of its own ({own.format}), with which open and train go on; those estimated here"
         f" lie beside them: `splatstudio open {estimated}` shows them"

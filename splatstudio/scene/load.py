@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from shlex import quote
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from splatstudio.cameras.camera import Camera, rigid
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
+from splatstudio.files.path_words import as_argument
 from splatstudio.operating_system import free_memory
 from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_app
@@ -162,7 +162,7 @@ def _poses_of_video(video: Path) -> Path:
     if pose_files(store := estimated_poses(video)) is None:
         raise ValueError(
             f"{video} is a video, whose camera poses are not known yet: `splatstudio poses"
-            f" {quote(str(video))}` estimates them"
+            f" {as_argument(video)}` estimates them"
         )
     return store
 
@@ -278,7 +278,7 @@ def _nothing_found(folder: Path) -> ValueError:
     if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
         return ValueError(
             f"{folder} holds no scene but runs ({first_of(runs, MOST_RUNS)}): name one of them;"
-            f" splatstudio info {quote(str(folder))} lists them"
+            f" splatstudio info {as_argument(folder)} lists them"
         )
     found = _photos_below(folder)
     if num_photos := sum(found.values()):
@@ -290,7 +290,7 @@ def _nothing_found(folder: Path) -> ValueError:
             estimates += " as one scene, and for each of several scenes its folder can be named"
         return ValueError(
             f"{holds} but no camera poses, which training needs (nothing "
-            f"was changed): `splatstudio poses {quote(str(folder))}` {estimates}"
+            f"was changed): `splatstudio poses {as_argument(folder)}` {estimates}"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 

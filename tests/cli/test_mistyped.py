@@ -12,6 +12,7 @@ import pytest
 from splatstudio.cli import main as cli
 from splatstudio.cli.command_options import options_of
 from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
+from splatstudio.files.path_words import as_argument
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,17 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
 def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:
     told = mistake_in(shlex.split(typed), cli.COMMANDS)
     assert told is not None and meant in told and "{" not in told
+
+
+def test_a_path_that_begins_like_an_option_is_told_so_that_it_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-my scene").mkdir()
+    told = mistake_in(["train", "-my scene"], cli.COMMANDS)
+    assert told == "-my scene is read as an option: name the path as './-my scene'"
+    assert mistake_in(["train", "./-my scene"], cli.COMMANDS) is None
+    assert as_argument(Path("-my scene")) == "'./-my scene'"
 
 
 def test_a_command_that_is_told_can_be_typed_as_it_is(tmp_path: Path) -> None:

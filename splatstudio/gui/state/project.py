@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import as_sentence, first_of
-from splatstudio.files.path_words import path_words
+from splatstudio.files.path_words import as_argument, path_words
 from splatstudio.files.run import Run, is_checkpoint, is_run, is_taken, new_run_path
 from splatstudio.formats import format_of, refuse_write_only
 from splatstudio.gui.state.status import Notice
@@ -292,7 +291,7 @@ def _notes_on_part(path: Path) -> tuple[str, ...]:
         return ()
     if not part.complete:
         return (f"{part}. Copy it there to merge them.",)
-    command = f"splatstudio open {quote(str(path))} --merge"
+    command = f"splatstudio open {as_argument(path)} --merge"
     return (f"{part} The page has a button that does it, and so does {command}",)
 
 

@@ -178,6 +178,8 @@ def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Pa
     Raises ValueError for a run that is not to go on, and for one whose scene is not where it was.
     """
     if not (path / "run.json").exists():
+        if resume and run_dir is None:
+            raise ValueError(_why_no_run(path))
         return path, run_dir
     if not resume:
         raise ValueError(f"{path} is a run, not a scene: add --resume to go on with it")
@@ -190,6 +192,16 @@ def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Pa
             f" splatstudio train SCENE --run {as_argument(path)} --resume"
         )
     return scene, path
+
+
+def _why_no_run(path: Path) -> str:
+    """Return the sentence on what is no run, but is to go on."""
+    run = next((folder for folder in path.parents if (folder / "run.json").exists()), None)
+    if not path.exists():
+        return f"{path} does not exist; name the folder of the run to go on with"
+    if run is not None:
+        return f"{path} lies in a run: splatstudio train {as_argument(run)} --resume goes on with it"
+    return f"{path} is no run: name the run to go on with, as in splatstudio train RUN --resume"
 
 
 @going_on_unheard()
@@ -218,6 +230,7 @@ def train_scene(
         return CommandResult(train_as_rank(launched, job, notes, devices, tls), {})
     checkpoint, known = None, None if run_dir is None else newest_step(run_dir)
     if resume:
+        assert run_dir is not None, "`scene_and_run` names it"
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: omit --batch-size auto")
         config, checkpoint = _to_resume(config, scene_path, run_dir, given)
@@ -362,11 +375,9 @@ def _planned(
 
 
 def _to_resume(
-    config: TrainConfig, scene_path: Path, run_dir: Path | None, given: Collection[str]
+    config: TrainConfig, scene_path: Path, run_dir: Path, given: Collection[str]
 ) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
-    if run_dir is None:
-        raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
     run = Run.open(run_dir)  # what is no run is told as that
     checkpoint, why = newest_or_why(run_dir)
     if checkpoint is None:

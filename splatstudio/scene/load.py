@@ -39,7 +39,7 @@ from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.opensfm import read_opensfm
-from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, lens_of_file, picture_header
+from splatstudio.scene.photo import EXIF_SIDEWAYS, DamagedPhoto, PictureHeader, lens_of_file, picture_header
 from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import KnownPhotos, Scene
@@ -316,13 +316,12 @@ def _photos_below(folder: Path) -> dict[Path, int]:
 def _scene(
     folder: Path, capture: Capture, downscale: int, test_every: int, known: KnownPhotos | None = None
 ) -> Scene:
-    shots = sorted(capture.shots, key=lambda shot: shot.name)
+    shots, headers, notes = _readable(sorted(capture.shots, key=lambda shot: shot.name))
     finite = np.all(np.abs(capture.points) < MAX_COORDINATE, axis=1)
     points, colors = capture.points[finite], capture.colors[finite]
-    notes = [*capture.notes]
+    notes += capture.notes
     if not finite.all():
         notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
-    headers = [picture_header(shot.image_path) for shot in shots]
     _refuse_irregular_masks(shots)
     by_size = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
     measured, told = as_computed_from(shots, headers, by_size, replace(capture, points=points, colors=colors))
@@ -370,6 +369,25 @@ def _scene(
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
+
+
+def _readable(shots: Iterable[CapturedPhoto]) -> tuple[list[CapturedPhoto], list[PictureHeader], list[str]]:
+    """Return the photos that are no damaged files, their headers, and a note on the others.
+
+    Raises ValueError where all are damaged, or one is not to be read.
+    """
+    whole, headers, damaged = list[CapturedPhoto](), list[PictureHeader](), dict[str, DamagedPhoto]()
+    for shot in shots:
+        try:
+            headers.append(picture_header(shot.image_path))
+            whole.append(shot)
+        except DamagedPhoto as error:
+            damaged[shot.name] = error
+    if not whole:
+        raise next(iter(damaged.values()))
+    num = "1 photo is no picture" if len(damaged) == 1 else f"{len(damaged)} photos are no pictures"
+    told = f"{num} or damaged and cannot be used: {first_of([*damaged], 3)}"
+    return whole, headers, [told] if damaged else []
 
 
 def _called_as_now(known: KnownPhotos, names: list[str]) -> KnownPhotos | None:

@@ -62,6 +62,10 @@ class PictureHeader:
     orientation: int = 1
 
 
+class DamagedPhoto(ValueError):
+    """A file is no picture, or of its beginning not enough is left to be one."""
+
+
 def max_megapixels() -> int:
     """Return how many megapixels a photo may have: as a variable says, else Pillow's limit."""
     asked = os.environ.get(LIMIT_VARIABLE, "")
@@ -75,7 +79,10 @@ def _allow_large_pictures() -> None:
 
 
 def picture_header(path: Path) -> PictureHeader:
-    """Return the size and orientation of a picture file without decoding it; ValueError when it is none."""
+    """Return the size and orientation of a picture file without decoding it.
+
+    Raises DamagedPhoto where it is none, ValueError where it is not to be read.
+    """
     _allow_large_pictures()
     try:
         with warnings.catch_warnings():
@@ -96,8 +103,9 @@ def picture_header(path: Path) -> PictureHeader:
         if not isinstance(error, OSError) or isinstance(error, UnidentifiedImageError):
             read_file(path, "the photo")  # says so where it is a pointer of Git LFS
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
-        remedy = "change its permissions" if isinstance(error, PermissionError) else "replace the file"
-        raise ValueError(f"the photo {path} cannot be read: {reason}; {remedy}") from error
+        if isinstance(error, PermissionError):
+            raise ValueError(f"the photo {path} cannot be read: {reason}; change its permissions") from error
+        raise DamagedPhoto(f"the photo {path} cannot be read: {reason}; replace the file") from error
     orientation = orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
     return PictureHeader(width, height, orientation)
 
@@ -193,7 +201,10 @@ def _stored(path: Path) -> tuple[np.ndarray, bool]:
     """Return the numbers of a picture file in OpenCV's order, and whether alpha is multiplied into them."""
     data = read_file(path, "the photo")
     if is_cut_off(data):
-        raise ValueError(f"the photo {path} is cut off: the end of the file is missing; copy it again")
+        raise ValueError(
+            f"the photo {path} is cut off: the end of the file is missing; copy it again,"
+            " or remove it to go on without it"
+        )
     premultiplied, data = has_premultiplied_colors(data), as_stored(data)
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
@@ -202,7 +213,7 @@ def _stored(path: Path) -> tuple[np.ndarray, bool]:
     if pixels is None and path.suffix.lower() in NEWER_SUFFIXES:
         pixels = _decoded_by_pillow(data)
     if pixels is None:
-        raise ValueError(f"the photo {path} cannot be decoded: the file is damaged; replace it")
+        raise ValueError(f"the photo {path} cannot be decoded: the file is damaged; replace or remove it")
     return pixels, premultiplied
 
 

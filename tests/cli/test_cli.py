@@ -160,6 +160,21 @@ def test_resume_goes_on_to_a_later_step(
     assert code == 0 and "Nothing to do" in output
 
 
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("../nowhere", "does not exist; name the folder of the run"),
+        ("ckpts", "ckpts lies in a run: splatstudio train {run} --resume goes on with it"),
+        (DEMO, "is no run: name the run to go on with, as in splatstudio train RUN --resume"),
+    ],
+)
+def test_what_is_no_run_cannot_be_resumed(
+    run_dir: Path, command: CommandLine, named: str | Path, told: str
+) -> None:
+    code, output = command("train", run_dir / named, "--resume")
+    assert code == 2 and told.format(run=run_dir) in output
+
+
 def test_resume_refuses_other_settings(run_dir: Path, command: CommandLine) -> None:
     code, output = command("train", DEMO, "--run", run_dir, "--resume", "--test-every", "5")
     assert code == 2 and "test_every" in output

@@ -137,11 +137,6 @@ def folder_for_file(folder: Path) -> None:
     (folder / MODEL / "images.bin").mkdir()
 
 
-def picture_is_text(folder: Path) -> None:
-    colmap(folder)
-    (folder / "images/view_001.png").write_text("no picture")
-
-
 def picture_of_other_size(folder: Path) -> None:
     colmap(folder)
     write_pictures(folder / "images", tiny_scene(3, width=32, height=32))
@@ -241,7 +236,6 @@ BROKEN = {
     ),
     "no registered image": (no_registered_image, ["images.bin", "no registered image"]),
     "photo of another size": (picture_of_other_size, ["view_000.png", "32 x 32", "48 x 32"]),
-    "photo that is none": (picture_is_text, ["view_001.png", "cannot be read"]),
     "camera line too short": (
         lambda f: colmap_line(f, "cameras.txt", 2, "1 PINHOLE"),
         ["cameras.txt, line 2", "2 col"],
@@ -478,3 +472,16 @@ def test_any_changed_byte_gives_a_scene_or_a_sentence(tmp_path, content):
                 continue
             assert np.isfinite(scene.points).all() and np.isfinite(scene.transform).all()
             assert all(np.isfinite(camera.viewmat).all() for camera in scene.cameras)
+
+
+def test_damaged_photos_are_left_out_and_named(tmp_path: Path) -> None:
+    write_colmap(tmp_path, TINY)
+    names = sorted(file.name for file in (tmp_path / "images").iterdir())
+    (tmp_path / "images" / names[0]).write_bytes(b"")
+    scene = load_scene(tmp_path)
+    assert [view.name for view in scene.views] == names[1:]
+    assert f"1 photo is no picture or damaged and cannot be used: {names[0]}" in scene.notes
+    for name in names:
+        (tmp_path / "images" / name).write_bytes(b"<html>")
+    with pytest.raises(ValueError, match=rf"{names[0]} cannot be read: it is no picture or is damaged"):
+        load_scene(tmp_path)

@@ -4,17 +4,60 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from torch import Tensor
 
 from splatstudio.cli.options import Against, PartChoice, ScoreFiles, Scores
 from splatstudio.cli.terminal import console, count_progress, print_evaluation, print_scores
-from splatstudio.evaluation.evaluate import SCORES, Evaluation, measures_for
+from splatstudio.evaluation.evaluate import SCORES, Evaluation, ImageScore, measures_for
 from splatstudio.evaluation.lpips import fetch_lpips
+from splatstudio.files.outputs import make_folder
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
+from splatstudio.models.video import write_picture
+from splatstudio.rendering.render import to_uint8
 
 
-def evaluated(path: Path, against: Against, scores: Scores, part: PartChoice) -> Scored:
+class ComparedPictures:
+    """Writes renders and the photos that they were compared with, by the photos' names.
+
+    A disk that refuses them ends no evaluation: what was measured is told first.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._names = set[str]()
+        self._failure: OSError | None = None
+
+    def add(self, score: ImageScore, render: Tensor, photo: Tensor) -> None:
+        """Write the two pictures of a photo."""
+        # Names are those in the scene's files: none leads out of the folder.
+        parts = [part for part in PurePosixPath(score.name).parts if part not in ("..", "/")]
+        name = str(PurePosixPath(*parts).with_suffix(".png"))
+        name = f"{PurePosixPath(*parts)}.png" if name in self._names else name
+        self._names.add(name)
+        for kind, picture in (("renders", render), ("photos", photo)):
+            file = self._folder / kind / name
+            try:
+                make_folder(file.parent)
+                write_picture(file, to_uint8(picture).cpu().numpy())
+            except OSError as error:
+                self._failure = self._failure or error
+
+    def conclude(self) -> None:
+        """Say what was written; ValueError where some could not be."""
+        if self._failure is not None:
+            why = self._failure.strerror or self._failure
+            raise ValueError(f"not all pictures could be written to {self._folder}: {why}")
+        num = len(self._names)
+        written = "1 render and the photo" if num == 1 else f"{num} renders and the photos"
+        console.print(f"{written} that they were compared with are in {self._folder}")
+
+
+def evaluated(
+    path: Path, against: Against, scores: Scores, part: PartChoice, pictures: ComparedPictures | None
+) -> Scored:
     """Return the scores of a model, showing how far that is; weights of LPIPS are fetched where asked.
 
     Raises ValueError where they cannot be, for a part of a model that was not chosen, and as `evaluate_task`.
@@ -26,7 +69,8 @@ def evaluated(path: Path, against: Against, scores: Scores, part: PartChoice) ->
     part.check(path)
     task = EvaluationTask(path, **vars(against), merge=part.merge, strict=part.strict)
     with count_progress("photos") as report:
-        return evaluate_task(task, measures, lambda done, total, _: report(done, total))
+        given = {} if pictures is None else {"on_image": pictures.add}
+        return evaluate_task(task, measures, lambda done, total, _: report(done, total), **given)
 
 
 def print_scored(scored: Scored) -> None:

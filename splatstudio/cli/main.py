@@ -216,12 +216,15 @@ def eval_(
     """
     files.check()
     say_starting()
-    from splatstudio.cli.eval import evaluated, print_scored, scored_values, write_scores
+    from splatstudio.cli.eval import ComparedPictures, evaluated, print_scored, scored_values, write_scores
 
-    scored = evaluated(path, against, scores, part)
+    pictures = None if files.pictures is None else ComparedPictures(files.pictures)
+    scored = evaluated(path, against, scores, part, pictures)
     if not json:
         print_scored(scored)
     write_scores(scored.evaluation, files)
+    if pictures is not None:
+        pictures.conclude()
     code = 1 if scored.lost else 0
     return CommandResult(code, scored_values(scored)) if json else code
 

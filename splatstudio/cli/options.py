@@ -150,16 +150,19 @@ class Route:
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """Where the scores are written beside the terminal.
+    """Where the scores, and what was compared, are written beside the terminal.
 
     Args:
         json_file: Write the result here as JSON.
         csv: Write the table of the images here, worst first.
+        pictures: A new folder for the renders and the photos that they are compared with, of the same size:
+            renders/NAME.png and photos/NAME.png.
         overwrite: Replace files that are there already.
     """
 
     json_file: Path | None = None
     csv: Path | None = None
+    pictures: Path | None = None
     overwrite: bool = False
 
     def check(self) -> None:
@@ -170,6 +173,10 @@ class ScoreFiles:
         for file in files:
             refuse_existing(file, self.overwrite)
             refuse_unwritable(file)
+        if self.pictures is not None:
+            if not self.pictures.is_dir() or any(self.pictures.iterdir()):
+                refuse_existing(self.pictures, self.overwrite)
+            refuse_unwritable(self.pictures / "renders" if self.pictures.is_dir() else self.pictures)
 
     def write(self, json: str, csv: str) -> tuple[Path, ...]:
         """Write what was asked for and return the files; ValueError when one failed, after all were tried."""

@@ -90,6 +90,9 @@ class ComparedWith:
     test_images: tuple[str, ...] = ()
 
 
+# Gets a score, the render and the photo that it was compared with, both [H, W, 3].
+OnImage = Callable[[ImageScore, Tensor, Tensor], None]
+
 SCORES = ("psnr", "ssim", "psnr_corrected", "ms_ssim", "flip", "lpips_alex", "lpips_vgg")
 
 
@@ -245,13 +248,13 @@ def evaluate(
     indices: Sequence[int] | None = None,
     options: RenderOptions = RenderOptions(),
     measures: Measures = PSNR_AND_SSIM,
-    on_image: Callable[[ImageScore, Tensor], None] | None = None,
+    on_image: OnImage | None = None,
 ) -> Evaluation:
     """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photos.
 
     The scores are those of `DEFINITIONS`. A photo that is cut into several views is compared as a whole,
     in the projection of its lens. One with alpha is put over the background, or the sky, of
-    `options`. `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3].
+    `options`. `indices` defaults to the test views. `on_image` gets each score, its render and the photo.
 
     Of several `ranks` each calls it with its own rows of the model, renders its share of the photos, and
     gets the whole result; all else is the same on all, except `on_image`, which gets this rank's pictures.
@@ -284,7 +287,7 @@ def evaluate(
         seconds.append(taken)
         score = score_of(views[0].whole, rgb, target, mask, measures)
         if on_image is not None:
-            on_image(score, rgb)
+            on_image(score, rgb, target)
         return score
 
     groups = list(_by_photo(scene, indices))

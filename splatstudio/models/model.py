@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.cameras.camera_path import CameraPath, orbit
@@ -19,7 +18,7 @@ from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
 from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.error_text import shown
-from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
+from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, Measures, OnImage, evaluate
 from splatstudio.files.path_words import as_argument
 from splatstudio.files.run import Run, is_checkpoint
 from splatstudio.formats import Format, format_of, read_splats
@@ -99,11 +98,11 @@ class Model:
         self,
         scene: Scene,
         measures: Measures = PSNR_AND_SSIM,
-        on_image: Callable[[ImageScore, Tensor], None] | None = None,
+        on_image: OnImage | None = None,
     ) -> Evaluation:
         """Compare renders with the scene's test photos: PSNR, SSIM and `measures`, per image and mean.
 
-        `on_image` gets each score and its render [H, W, 3] as soon as they are there.
+        `on_image` gets each score, its render and the photo, [H, W, 3], as soon as they are there.
         """
         if not isinstance(scene, Scene):
             raise ValueError(f"evaluate compares with a Scene, as load_scene returns it, not {shown(scene)}")

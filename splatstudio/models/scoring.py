@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from splatstudio.cameras.placement import knows_no_scene
 from splatstudio.checkpoints.checkpoint import is_of_scene, known_photos, newest_known_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
@@ -18,6 +20,7 @@ from splatstudio.evaluation.evaluate import (
     Evaluation,
     ImageScore,
     Measures,
+    OnImage,
     write_evaluation,
 )
 from splatstudio.files.inputs import sha256_of
@@ -85,6 +88,7 @@ def evaluate_task(
     task: EvaluationTask,
     measures: Measures = PSNR_AND_SSIM,
     report: Callable[[int, int, ImageScore | None], None] = lambda done, total, score: None,
+    on_image: OnImage = lambda *_: None,
 ) -> Scored:
     """Load the model and the scene, compare, and write the scores where they are a run's own.
 
@@ -117,9 +121,10 @@ def evaluate_task(
         )
     done = 0
 
-    def count(score: ImageScore, _: object) -> None:
+    def count(score: ImageScore, render: Tensor, photo: Tensor) -> None:
         nonlocal done
         done += 1
+        on_image(score, render, photo)
         report(done, total, score)
 
     report(0, total, None)

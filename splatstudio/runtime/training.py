@@ -22,7 +22,7 @@ from splatstudio.checkpoints.saver import CheckpointSaver
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import reason, remedy
-from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
+from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation, OnImage
 from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
@@ -40,7 +40,6 @@ from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.training.precision import note_on_precision
 from splatstudio.training.session import (
     EvaluationAbandoned,
-    OnImage,
     Session,
     evaluate_training,
     stopped_sentence,

@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.error_text import reason
-from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate
+from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, OnImage, evaluate
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import Run, RunLock, newest_step, refuse_gone_on
 from splatstudio.settings.config import TrainConfig
@@ -36,7 +34,6 @@ FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
 LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
-OnImage = Callable[[ImageScore, Tensor], None]
 Evaluator = Callable[[OnImage], Evaluation]
 
 

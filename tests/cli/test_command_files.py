@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import eval as eval_command
 from splatstudio.cli import export as exporting
 from splatstudio.cli.export import export_model
+from splatstudio.evaluation.evaluate import ImageScore
 from splatstudio.formats import FORMATS, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.gaussians import Gaussians
@@ -36,6 +39,8 @@ from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import _WORK, Task, Tasks, output_of
 from splatstudio.scene.scene import Scene
+
+KINDS = ("renders", "photos")
 
 
 def test_an_export_writes_over_nothing_unasked(tmp_path: Path, command: CommandLine) -> None:
@@ -161,6 +166,44 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[EvaluationTask]:
     return begun
 
 
+def test_what_was_compared_is_written_as_pictures_of_the_same_score(
+    blob_folder: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    write_ply(tmp_path / "a.ply", blobs(num=30))
+    arguments = ("eval", tmp_path / "a.ply", "--scene", blob_folder, "--lpips", "--no-flip")
+    scores = ("--json-file", tmp_path / "scores.json")
+    code, printed = command(*arguments, *scores, "--pictures", tmp_path / "pictures")
+    assert code == 0 and "renders and the photos that they were compared with are in" in printed
+    for image in json.loads((tmp_path / "scores.json").read_text())["images"]:
+        render, photo = (cv2.imread(str(tmp_path / "pictures" / kind / image["name"])) for kind in KINDS)
+        assert render is not None and photo is not None
+        assert cv2.PSNR(render, photo) == pytest.approx(image["psnr"], abs=0.05)
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == sorted(KINDS)
+
+
+def test_names_of_a_scene_lead_out_of_no_folder_and_write_over_nothing(tmp_path: Path) -> None:
+    pictures, gray = eval_command.ComparedPictures(tmp_path / "a" / "b"), torch.full((2, 3, 3), 0.5)
+    for name in ("../../x.jpg", "/etc/y.jpg", "left/z.jpg", "left/z.png"):
+        pictures.add(ImageScore(name, 10.0, 0.5), gray, gray)
+    pictures.conclude()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    names = ("x.png", "etc/y.png", "left/z.png", "left/z.png.png")
+    assert found == {f"a/b/{kind}/{name}" for kind in KINDS for name in names}
+
+
+def test_a_disk_that_takes_no_picture_ends_no_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(eval_command, "write_picture", full)
+    pictures, gray = eval_command.ComparedPictures(tmp_path), torch.full((2, 3, 3), 0.5)
+    pictures.add(ImageScore("x.jpg", 10.0, 0.5), gray, gray)
+    with pytest.raises(ValueError, match=r"not all pictures could be written to .*: No space left"):
+        pictures.conclude()
+
+
 def test_a_file_that_cannot_be_written_is_told_before_the_work(
     asked: tuple[object, ...],
     evaluated: list[EvaluationTask],
@@ -172,6 +215,8 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
         ("--json-file", tmp_path / "missing" / "x.json", "the folder"),
         ("--csv", tmp_path / "taken.csv", "is there already"),
         ("--csv", tmp_path / "a.ply" / "x.csv", "the folder"),
+        ("--pictures", tmp_path, "is there already"),
+        ("--pictures", tmp_path / "missing" / "pictures", "the folder"),
     ):
         code, printed = command(*asked, option, file)
         assert code == 2 and why in " ".join(printed.split()) and not evaluated, printed

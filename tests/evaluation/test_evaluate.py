@@ -81,7 +81,7 @@ def test_the_scores_are_those_of_the_definitions(truth: Gaussians, blob_scene: S
 def test_the_mean_is_over_images(truth: Gaussians, blob_scene: Scene) -> None:
     seen: list[tuple[str, torch.Size]] = []
     evaluation = evaluate(
-        truth, blob_scene, indices=[2, 5], on_image=lambda score, rgb: seen.append((score.name, rgb.shape))
+        truth, blob_scene, indices=[2, 5], on_image=lambda score, rgb, _: seen.append((score.name, rgb.shape))
     )
     assert seen == [("view_03.png", (40, 48, 3)), ("view_06.png", (40, 48, 3))]
     assert evaluation.psnr == pytest.approx(np.mean([score.psnr for score in evaluation.images]))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from command_line import CommandLine
+from PIL import Image
 from scene_builder import (
     TinyScene,
     cameras_bin,
@@ -313,7 +313,8 @@ def test_who_names_the_photos_of_a_scene_opens_it(tmp_path: Path, name: str, sid
     if name != "images":
         shutil.copytree(tmp_path / "images", tmp_path / name)
         for file in (tmp_path / name).iterdir():
-            cv2.imwrite(str(file), cv2.resize(cv2.imread(str(file)), (24, 16)))
+            with Image.open(file) as whole:
+                whole.resize((24, 16)).save(file)
     photos = tmp_path / name
     assert not lacks_poses(photos), "nothing is estimated anew"
     scene = load_scene(photos)

@@ -114,7 +114,7 @@ def test_a_model_is_compared_with_the_whole_photo(wide: Scene) -> None:
     picture = np.rint(255 * whole_picture(views, renders).clip(0, 1)).astype(np.uint8)
     write_picture(views[0].image_path, picture)
     shapes: list[tuple[int, ...]] = []
-    evaluation = evaluate(gaussians, wide, on_image=lambda _, rgb: shapes.append(tuple(rgb.shape)))
+    evaluation = evaluate(gaussians, wide, on_image=lambda _, rgb, photo: shapes.append(tuple(rgb.shape)))
     assert [score.name for score in evaluation.images] == ["view_000.png", "view_008.png"]
     assert evaluation.images[0].psnr > 40.0 > 25.0 > evaluation.images[1].psnr
     assert shapes[0] == picture.shape

@@ -131,7 +131,7 @@ def evaluate_shards(ranks: Ranks, scene_folder: Path, fails_on: int) -> tuple[li
     trainer = Trainer(scene, config_of({"test_every": 2}, 10), ranks=ranks)
     names, error = [], ""
 
-    def on_image(score, picture) -> None:
+    def on_image(score, picture, photo) -> None:
         names.append(score.name)
         if ranks.rank == fails_on:
             raise OverflowError("enough of it")

@@ -126,7 +126,11 @@ class TrainConfig:
     init_random: int = setting(20_000, "Number of random initial splats if the scene has no points.", 1)
     antialiased: bool = setting(False, "Reduce the opacity of splats smaller than a pixel (anti-aliasing).")
     background: tuple[float, float, float] = setting(
-        (0.0, 0.0, 0.0), "Color behind the scene.", 0, 1, live=True
+        (0.0, 0.0, 0.0),
+        "Color behind the scene; photos with transparency learn over random ones.",
+        0,
+        1,
+        live=True,
     )
     random_background: bool = setting(
         False, "Use a random background in each step, which discourages transparency.", live=True

@@ -21,16 +21,18 @@ from sharded_training_tasks import start_note
 
 from splatstudio import api
 from splatstudio.checkpoints.checkpoint import load_checkpoint
-from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.evaluation.evaluate import evaluate, pixels_of, target_of
 from splatstudio.formats import write_gaussians
 from splatstudio.formats.ply import write_ply, write_point_cloud
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.model import load_model
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.training.data import train_views
 from splatstudio.training.starting_model import gaussians_to_start_from, note_on_start, with_sh_degree
 from splatstudio.training.trainer import Trainer
 
@@ -254,6 +256,9 @@ def test_the_studio_trains_from_it(
         open_project(blob_folder, TrainConfig(init="other.ply"), None)
 
 
+WHITE = (1.0, 1.0, 1.0)
+
+
 def with_pictures(scene: Path, copy: Path, change: Callable[[np.ndarray], np.ndarray]) -> Path:
     """Return a copy of a scene whose photos hold what `change` makes of theirs."""
     shutil.copytree(scene, copy)
@@ -273,6 +278,32 @@ def test_photos_that_are_transparent_in_places_are_told(blob_folder: Path, tmp_p
     folder = with_pictures(blob_folder, tmp_path / "clear", cleared)
     told = Trainer(api.load_scene(folder), TrainConfig(steps=5)).start_note
     assert told is not None and "is transparent in places: transparent pixels become empty space" in told
+
+
+def test_where_photos_are_transparent_the_model_is_empty_before_every_color(
+    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_out(values: np.ndarray) -> np.ndarray:
+        return np.dstack([values, np.where(values.max(axis=2) > 60, 255, 0).astype(np.uint8)])
+
+    scene = api.load_scene(with_pictures(blob_folder, tmp_path / "cut", cut_out))
+
+    def error_over_white() -> float:
+        trainer = Trainer(scene, TrainConfig(steps=300))
+        for _ in range(300):
+            trainer.train_step()
+        errors = []
+        for index in range(len(scene.views)):
+            target, _ = target_of(pixels_of(scene.photo(index), torch.device("cpu")), WHITE)
+            drawn = render(trainer.gaussians, scene.cameras[index], RenderOptions(background=WHITE)).rgb
+            errors.append(float((drawn - target).abs().mean()))
+        trainer.close()
+        return float(np.mean(errors))
+
+    found = error_over_white()
+    monkeypatch.setattr(train_views, "behind_transparency", lambda *_: (0.0, 0.0, 0.0))
+    over_black_alone = error_over_white()
+    assert found < 0.9 * over_black_alone, (found, over_black_alone)
 
 
 def test_photos_that_are_nearly_black_are_told(blob_folder: Path, tmp_path: Path) -> None:

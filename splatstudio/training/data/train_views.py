@@ -72,11 +72,22 @@ def crops(config: TrainConfig) -> range:
     return range(begin, math.ceil(coarse.halves_until * config.steps - 1e-6))
 
 
+def behind_transparency(seed: int, step: int, number: int) -> tuple[float, float, float]:
+    """Return the color over which view `number` of a step is drawn where its photo has transparent pixels.
+
+    It is another one each time: over one color alone, splats of that color are as good as none, and whoever
+    shows the model over another one sees them.
+    """
+    generator = generator_of(seed, (step << 20) + (1 << 19) + number)  # others than those of `random_crop`
+    red, green, blue = torch.rand(3, generator=generator).tolist()
+    return red, green, blue
+
+
 class TrainViewMaker:
     """Makes views of a scene's photos, each from where its camera is by now and over its background.
 
-    `generator` draws random backgrounds. The photos of the next step are on their way to `device` while
-    one is made, and stay there until `keep_bytes` are full.
+    `generator` draws random backgrounds where the settings ask for them. The photos of the next step are on
+    their way to `device` while one is made, and stay there until `keep_bytes` are full.
     """
 
     def __init__(
@@ -105,7 +116,10 @@ class TrainViewMaker:
         def view_at(place: int) -> TrainView:
             number = batch.drawn[place]
             index = batch.indices[place]
-            view = self.of_photo(index, self._queue.photo(index), backgrounds[number], config, divisor)
+            photo, behind = self._queue.photo(index), backgrounds[number]
+            if photo.alpha is not None and not config.sky.enabled:
+                behind = behind_transparency(config.seed, step, number)
+            view = self.of_photo(index, photo, behind, config, divisor)
             return random_crop(view, step, config, number)
 
         rounds = [[view_at(place) for place in places] for places in batch.rounds]

@@ -94,7 +94,9 @@ def refused_value(option: str, values: Sequence[str], hint: Any) -> str | None:
     plain_values = [value.replace("_", "") if value[:1].isdigit() else value for value in values]  # 30_000
     try:
         if wanted != 0:
-            typed_value(hint, plain_values[0] if wanted == 1 else plain_values, option, as_typed=True)
+            value = typed_value(hint, plain_values[0] if wanted == 1 else plain_values, option, as_typed=True)
+            if type(value) is int:
+                int(plain_values[0])  # the options' parser takes no 1e3
     except ValueError:
         return f"{option} must be {in_words(hint)}, not {' '.join(values)}"
     return None

@@ -41,6 +41,7 @@ from splatstudio.files.path_words import as_argument
         # Values.
         ("train SCENE --steps 7k", "--steps must be a whole number, not 7k;"),
         ("train SCENE --steps=1.5", "--steps must be a whole number, not 1.5;"),
+        ("train SCENE --steps 1e3", "--steps must be a whole number, not 1e3;"),
         ("train SCENE --steps --downscale 4", "--steps needs a whole number behind it;"),
         ("train SCENE --optim.means-lr fast", "--optim.means-lr must be a number, not fast;"),
         (

@@ -243,7 +243,9 @@ ss.train(scene, steps=1)
 child = multiprocessing.get_context("fork").Process(target=ss.train, args=(scene,), kwargs=dict(steps=1))
 child.start()
 child.join(60)
-sys.exit(child.exitcode)
+child.kill()
+child.join()
+sys.exit(child.exitcode != 0)
 """
     threads = {**os.environ, "OMP_NUM_THREADS": "2"}
     assert subprocess.run([sys.executable, "-c", code], env=threads, timeout=120).returncode == 0

@@ -102,10 +102,11 @@ def picture_header(path: Path) -> PictureHeader:
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         if not isinstance(error, OSError) or isinstance(error, UnidentifiedImageError):
             read_file(path, "the photo")  # says so where it is a pointer of Git LFS
-        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
-        if isinstance(error, PermissionError):
-            raise ValueError(f"the photo {path} cannot be read: {reason}; change its permissions") from error
-        raise DamagedPhoto(f"the photo {path} cannot be read: {reason}; replace the file") from error
+        if isinstance(error, OSError) and error.strerror:  # of the disk, or of what is no regular file
+            remedy = "change its permissions" if isinstance(error, PermissionError) else "replace the file"
+            raise ValueError(f"the photo {path} cannot be read: {error.strerror}; {remedy}") from error
+        why = "it is no picture or is damaged; replace the file"
+        raise DamagedPhoto(f"the photo {path} cannot be read: {why}") from error
     orientation = orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
     return PictureHeader(width, height, orientation)
 

@@ -222,9 +222,15 @@ def eval_(
     scored = evaluated(path, against, scores, part, pictures)
     if not json:
         print_scored(scored)
-    write_scores(scored.evaluation, files)
-    if pictures is not None:
-        pictures.conclude()
+    try:
+        write_scores(scored.evaluation, files)
+        if pictures is not None:
+            pictures.conclude()
+    except ValueError as error:  # what was measured is told all the same
+        if not json:
+            raise
+        values = scored_values(scored)
+        return CommandResult(1, {**values, "notes": (*values["notes"], str(error))})
     code = 1 if scored.lost else 0
     return CommandResult(code, scored_values(scored)) if json else code
 

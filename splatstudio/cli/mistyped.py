@@ -209,7 +209,7 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
             if most is not None and len(alone) > most:
                 return _too_many(word, alone, most, writes="output" in options and not named)
         elif argument.name not in options:
-            if Path(argument.option).exists():
+            if os.path.exists(argument.option):
                 return (
                     f"{argument.option} is read as an option: name the path as {as_argument(argument.option)}"
                 )

@@ -168,15 +168,21 @@ class ScoreFiles:
     def check(self) -> None:
         """Raise ValueError for a file that could not be written, before there is work to lose."""
         files = [file for file in (self.json_file, self.csv) if file is not None]
-        if len({os.path.abspath(file) for file in files}) < len(files):
-            raise ValueError(f"--json-file and --csv cannot both be written to {self.csv}: name two files")
+        taken = [os.path.abspath(file) for file in (*files, self.pictures) if file is not None]
+        if twice := next((file for file in taken if taken.count(file) > 1), None):
+            raise ValueError(f"--json-file, --csv and --pictures cannot both be written to {twice}: name two")
         for file in files:
             refuse_existing(file, self.overwrite)
             refuse_unwritable(file)
-        if self.pictures is not None:
-            if not self.pictures.is_dir() or any(self.pictures.iterdir()):
-                refuse_existing(self.pictures, self.overwrite)
-            refuse_unwritable(self.pictures / "renders" if self.pictures.is_dir() else self.pictures)
+        if self.pictures is None:
+            return
+        if not os.path.isdir(self.pictures):
+            refuse_existing(self.pictures, overwrite=False)
+            refuse_unwritable(self.pictures)
+        elif any(self.pictures.iterdir()):
+            refuse_existing(self.pictures, self.overwrite)
+        elif not os.access(self.pictures, os.W_OK):
+            raise ValueError(f"{self.pictures} cannot be written: the folder may not be written to")
 
     def write(self, json: str, csv: str) -> tuple[Path, ...]:
         """Write what was asked for and return the files; ValueError when one failed, after all were tried."""

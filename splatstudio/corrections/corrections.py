@@ -246,18 +246,20 @@ class Corrections:
         return rgb
 
     @torch.no_grad()
-    def before_sky(self, view: TrainView) -> TrainView:
-        """Return the view of a photo with alpha over the sky as the photo would show it.
+    def over_what_is_behind(self, view: TrainView) -> TrainView:
+        """Return the view of a photo with alpha over the sky, or the background, as the photo would show it.
 
-        Its target is over black before, as of `behind`. Others are returned as they are.
+        Its target is over the view's background before, as that is. Others are returned as they are.
         """
-        if view.alpha is None or "sky" not in self._tables:
+        if view.alpha is None or not self._tables.keys() & {"sky", "exposure"}:
             return view
-        black, nothing = torch.zeros_like(view.target), torch.zeros_like(view.alpha)
-        sky = over_sky(black, nothing, self._tables["sky"].values[0], view.camera)
+        plain = view.target.new_tensor(view.background).expand_as(view.target).contiguous()
+        behind = plain
+        if "sky" in self._tables:
+            behind = over_sky(plain, torch.zeros_like(view.alpha), self._tables["sky"].values[0], view.camera)
         if "exposure" in self._tables:
-            sky = exposed(sky, self._tables["exposure"].values[self._row_of[view.index]])
-        return replace(view, target=view.target + (1.0 - view.alpha[..., None]) * sky)
+            behind = exposed(behind, self._tables["exposure"].values[self._row_of[view.index]])
+        return replace(view, target=view.target + (1.0 - view.alpha[..., None]) * (behind - plain))
 
     def picture(self, view: TrainView, drawn: Tensor) -> Tensor:
         """Return what `shown` made of `drawn`, the picture of a view, without gradients."""

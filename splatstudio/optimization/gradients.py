@@ -46,7 +46,7 @@ class TrainView:
     target: Tensor  # [H, W, 3] the photo over `background`
     mask: Tensor | None  # [H, W], pixels that count
     background: tuple[float, float, float]
-    alpha: Tensor | None = None  # [H, W] of a photo with alpha, where a learned sky lies behind it
+    alpha: Tensor | None = None  # [H, W] of a photo with alpha, where what lies behind it is learned
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,11 +220,15 @@ def poses_below(folder: Path, besides: PoseFiles | None = None) -> PoseFiles | N
 
 
 def poses_of_pictures(folder: Path) -> PoseFiles | None:
-    """Return the poses of the scene whose photos are in `folder`, as `images` beside `sparse`, or None."""
+    """Return the poses of the scene whose photos are in `folder`, as `images` beside `sparse`.
+
+    None for other folders, and for one that has poses itself.
+    """
+    folder = folder.absolute()
     if folder.name != "images" and not COPIES.fullmatch(folder.name):
         return None
     try:
-        return pose_files(folder.parent)
+        return pose_files(folder.parent) if pose_files(folder) is None else None
     except OSError:  # whoever opens that says so
         return None
 

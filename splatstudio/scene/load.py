@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -23,7 +23,9 @@ from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_ap
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
 from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
+    COPIES,
     KINDS,
+    MADE_OF_PHOTOS,
     PARTS,
     NoPhotos,
     PoseFiles,
@@ -54,7 +56,6 @@ KNOWN = (
     " RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
 )
 
-MASK_FOLDERS = frozenset({"masks", "mask"})
 MOST_RUNS = 5  # that are named
 LONGEST_DISTORTED = 2**15 - 1  # px; OpenCV counts in 16 bits there
 # Of what other programs than COLMAP, nerfstudio and Blender tell; `layout.OTHERS` says where that lies.
@@ -101,8 +102,8 @@ def load_scene(
 ) -> Scene:
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
 
-    Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read. An
-    archive is unpacked beside it, once.
+    Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read, or that
+    whose photos it holds. An archive is unpacked beside it, once.
 
     `downscale` divides the photos' sides (COLMAP: a folder `images_k` is used where it exists);
     `images_folder` names another folder of photos, in the scene, or as seen from the working folder.
@@ -110,7 +111,7 @@ def load_scene(
     several, by commas), just these. `known` are those that the scene of a training had: its frame and its
     split stay where some have come or gone since. Of several models of COLMAP the one of the number `model`
     is read, -1: the one with most images. Raises ValueError with one sentence for everything that is wrong
-    with the files; nothing else is written and no photo is decoded.
+    with the files; nothing else is written, and photos are decoded only where their colors tell how they lie.
     """
     most = int(declaration(TrainConfig, "downscale").high or 1)
     if downscale not in range(1, most + 1):
@@ -122,6 +123,10 @@ def load_scene(
     if is_archive(folder):
         archive, folder = folder, unpacked(folder)
         notes = (f"{archive} is unpacked: {folder} is opened",)
+    elif poses_of_pictures(folder) is not None:
+        notes = (f"{folder} has no camera poses itself: {folder.parent} is opened",)
+        images_folder = images_folder or (None if folder.name == "images" else str(folder))
+        folder = folder.parent
 
     def read() -> tuple[Path, Capture]:
         scene = _poses_of_video(folder) if is_video(folder) else folder
@@ -134,6 +139,8 @@ def load_scene(
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every, known)
+    if test_images and (gone := (capture.test_names or frozenset()) - scene.photos.keys()):
+        raise ValueError(f"{first_of(sorted(gone), MOST_RUNS)} cannot be held out: {scene.notes[0]}")
     notes = (*notes, *scene.notes)
     return replace(scene, test_images=tuple(test_images), images=str(images_folder or ""), notes=notes)
 
@@ -230,10 +237,7 @@ def _no_scene(path: Path) -> ValueError:
 
 
 def _read_folder(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
-    """Return the scene at the top of `path`, or where that has no poses or no photos, the one below.
-
-    Of the photos of a scene that has poses, it is that scene.
-    """
+    """Return the scene at the top of `path`, or where that has no poses or no photos, the one below."""
     own, lacking = pose_files(path), None
     if own is not None:
         try:
@@ -241,8 +245,6 @@ def _read_folder(path: Path, downscale: int, images: Path | None, model: int) ->
         except NoPhotos as error:
             lacking = error
     below = poses_below(path, besides=own) if images is None or own is None else None
-    if below is None and own is None and (below := poses_of_pictures(path)) is not None:
-        images = images or (None if path.name == "images" else path)
     if below is None:
         raise lacking or _nothing_found(path)
     capture = _read_poses(below, downscale, images, model)
@@ -285,7 +287,8 @@ def _nothing_found(folder: Path) -> ValueError:
         photos = "1 photo" if num_photos == 1 else f"{num_photos} photos"
         holds, estimates = f"{next(iter(found))} holds {photos}", "estimates them"
         if len(found) > 1:
-            counts = [f"{place.relative_to(folder)}: {num}" for place, num in found.items()]
+            folders = [folder.name if place == folder else place.relative_to(folder) for place in found]
+            counts = [f"{place}: {num}" for place, num in zip(folders, found.values(), strict=True)]
             holds = f"{folder} holds {photos} in {len(found)} folders ({first_of(counts, MOST_RUNS)})"
             estimates += " as one scene, and for each of several scenes its folder can be named"
         return ValueError(
@@ -298,18 +301,19 @@ def _nothing_found(folder: Path) -> ValueError:
 def _photos_below(folder: Path) -> dict[Path, int]:
     """Return which folders, this one or at most two levels below, have photos, and how many each.
 
-    Those in `images` count for the folder that it is in. Masks are no photos.
+    Those in `images` count for the folder that it is in. Runs hold none.
     """
     found: dict[Path, int] = {}
     for place, folders, files in os.walk(folder):
+        if "run.json" in files and place != str(folder):
+            folders.clear()
+            continue
         num = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
         holds = Path(place) if Path(place).name != "images" or place == str(folder) else Path(place).parent
         if num:
             found[holds] = found.get(holds, 0) + num
         deep = len(Path(place).relative_to(folder).parts) >= 2
-        folders[:] = sorted(
-            [] if deep else [name for name in folders if name[0] != "." and name not in MASK_FOLDERS]
-        )
+        folders[:] = [] if deep else sorted(name for name in folders if _may_hold_photos(name, folders))
     return found
 
 
@@ -369,6 +373,12 @@ def _scene(
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
+
+
+def _may_hold_photos(name: str, beside: Collection[str]) -> bool:
+    """Return whether a folder may hold photos of its own: no masks or depths, nor copies of those beside."""
+    copy = COPIES.fullmatch(name)
+    return name[0] != "." and not MADE_OF_PHOTOS.fullmatch(name) and not (copy and copy[1] in beside)
 
 
 def _readable(shots: Iterable[CapturedPhoto]) -> tuple[list[CapturedPhoto], list[PictureHeader], list[str]]:

@@ -173,10 +173,13 @@ def _in_full_size(view: View) -> View:
     """Return the view with the file of full size, where that is known and shows the same."""
     if view.full_image_path is None:
         return view
-    measured = lens_of_file(view.lens, picture_header(view.full_image_path))
+    header = picture_header(view.full_image_path)
+    measured = lens_of_file(view.lens, header)
     if measured is None:
         return view
     lens, orientation = measured
+    if header.orientation == view.orientation:
+        orientation = view.orientation  # which is told by more than the size
     return replace(view, image_path=view.full_image_path, lens=lens, orientation=orientation)
 
 
@@ -237,11 +240,12 @@ def _decoded_by_pillow(data: bytes) -> np.ndarray | None:
 def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarray:
     """Return a mask file as bool [height, width] (upright); 0 and what is clear is False, all else True.
 
-    So labels of objects are masks, too, of 8 and of 16 bits. It may be stored upright or as the photo is, in
-    any size of the photo's proportions. Raises ValueError when it cannot be decoded or has other proportions.
+    So labels of objects are masks, too, of 8 and of 16 bits. It may be stored upright or, where its
+    proportions tell, as the photo is, in any size. Raises ValueError when it cannot be decoded or has others.
     """
     mask = stored_mask(path)
-    if orientation in EXIF_SIDEWAYS and same_proportions(mask.shape[1::-1], (height, width)):
+    fits = same_proportions(mask.shape[1::-1], (width, height))
+    if orientation in EXIF_SIDEWAYS and not fits and same_proportions(mask.shape[1::-1], (height, width)):
         mask = oriented(mask, orientation)
     if not same_proportions(mask.shape[1::-1], (width, height)):
         raise ValueError(

@@ -19,6 +19,7 @@ from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, decode, orient
 MOST_LOOKED_AT = 6  # photos whose colors are compared
 SMALL_SIDE = 128  # px: points are compared with what is around them
 LEAST_POINTS = 30  # that are seen in the photos
+LEAST_SPREAD = 8.0  # standard deviation of the colors: those of a file without colors are all the same
 CLEARLY = 0.85  # of the other way's difference
 
 # A lens in the pixels of a file, and the EXIF orientation to apply (1: as stored).
@@ -72,7 +73,7 @@ def _colors_tell(
 ) -> bool | None:
     """Return whether the points' colors are those of the turned pictures, None: they do not tell."""
     num_seen, stored, turned = 0, 0.0, 0.0
-    if len(capture.points) < LEAST_POINTS:
+    if len(capture.points) < LEAST_POINTS or capture.colors.std(axis=0).max() < LEAST_SPREAD:
         return None
     for shot, header, lens in photos:
         places, seen = _places(shot, lens, capture.points)

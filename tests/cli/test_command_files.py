@@ -27,6 +27,8 @@ from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import eval as eval_command
 from splatstudio.cli import export as exporting
 from splatstudio.cli.export import export_model
+from splatstudio.cli.json_output import CommandResult
+from splatstudio.cli.main import run_command
 from splatstudio.evaluation.evaluate import ImageScore
 from splatstudio.formats import FORMATS, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
@@ -179,6 +181,8 @@ def test_what_was_compared_is_written_as_pictures_of_the_same_score(
         assert render is not None and photo is not None
         assert cv2.PSNR(render, photo) == pytest.approx(image["psnr"], abs=0.05)
     assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == sorted(KINDS)
+    code, printed = command(*arguments, "--pictures", tmp_path / "pictures", "--overwrite")
+    assert code == 0, printed
 
 
 def test_names_of_a_scene_lead_out_of_no_folder_and_write_over_nothing(tmp_path: Path) -> None:
@@ -192,16 +196,19 @@ def test_names_of_a_scene_lead_out_of_no_folder_and_write_over_nothing(tmp_path:
 
 
 def test_a_disk_that_takes_no_picture_ends_no_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blob_folder: Path, tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(eval_command, "write_picture", full)
-    pictures, gray = eval_command.ComparedPictures(tmp_path), torch.full((2, 3, 3), 0.5)
-    pictures.add(ImageScore("x.jpg", 10.0, 0.5), gray, gray)
-    with pytest.raises(ValueError, match=r"not all pictures could be written to .*: No space left"):
-        pictures.conclude()
+    write_ply(tmp_path / "a.ply", blobs(num=30))
+    arguments = ("eval", tmp_path / "a.ply", "--scene", blob_folder, "--lpips", "--no-flip")
+    code, printed = command(*arguments, "--pictures", tmp_path / "pictures")
+    assert code == 2 and "PSNR" in printed and "not all pictures could be written" in printed
+    result = run_command("eval", *map(str, arguments[1:]), "--json", "--pictures", str(tmp_path / "others"))
+    assert isinstance(result, CommandResult) and result.exit_code == 1 and result.values["psnr"] > 0
+    assert any("No space left" in note for note in result.values["notes"])
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_work(

@@ -72,24 +72,31 @@ def test_the_sky_is_learned_from_what_is_not_transparent(
     np.testing.assert_allclose(sky.mean_color, BRIGHT.mean_color, atol=0.06)
 
 
-def test_nothing_transparent_moves_anything(half_cut_out: Scene, truth: TrainConfig) -> None:
-    config = replace(truth, exposure=ExposureConfig(enabled=True))
+@pytest.mark.parametrize("before", [None, (0.9, 0.6, 0.7)], ids=["sky", "color"])
+def test_nothing_transparent_moves_anything(
+    half_cut_out: Scene, truth: TrainConfig, before: tuple[float, float, float] | None
+) -> None:
+    sky = truth.sky if before is None else replace(truth.sky, enabled=False)
+    config = replace(truth, exposure=ExposureConfig(enabled=True), sky=sky)
     trainer = Trainer(half_cut_out, config)
     empty = trainer.parts.corrections
-    empty._tables["sky"].values.fill_(0.4)
+    if before is None:
+        empty._tables["sky"].values.fill_(0.4)
+    empty._tables["exposure"].values += 0.1 * torch.rand_like(empty._tables["exposure"].values)
     index, camera = half_cut_out.train_indices[0], half_cut_out.cameras[half_cut_out.train_indices[0]]
     nothing = np.zeros((camera.height, camera.width), np.uint8)
     photo = Photo(np.zeros((*nothing.shape, 3), np.uint8), alpha=nothing)
-    shot = trainer.parts.views.of_photo(index, photo, (0.0, 0.0, 0.0), config, 1.0)
+    behind = before or (0.0, 0.0, 0.0)
+    shot = trainer.parts.views.of_photo(index, photo, behind, config, 1.0)
     with torch.no_grad():
         trainer.gaussians.means[:] += 500.0  # out of sight
     leaves = empty.begin([index])
-    drawn = render(trainer.gaussians, camera)
+    drawn = render(trainer.gaussians, camera, RenderOptions(background=behind))
     shown = empty.shown(shot, drawn)  # type: ignore[arg-type] - has what is used of a RenderOutput
     assert torch.equal(shown.detach(), shot.target) and float(shown.detach().min()) > 0.5
     gradients = torch.autograd.grad((shown * torch.rand_like(shown)).sum(), leaves)
-    sky = gradients[list(empty._leaves).index("sky")]
-    assert not sky.any()
+    if before is None:
+        assert not gradients[list(empty._leaves).index("sky")].any()
     trainer.close()
 
 

@@ -480,7 +480,10 @@ def test_damaged_photos_are_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "images" / names[0]).write_bytes(b"")
     scene = load_scene(tmp_path)
     assert [view.name for view in scene.views] == names[1:]
-    assert f"1 photo is no picture or damaged and cannot be used: {names[0]}" in scene.notes
+    told = f"1 photo is no picture or damaged and cannot be used: {names[0]}"
+    assert told in scene.notes
+    with pytest.raises(ValueError, match=f"{names[0]} cannot be held out: {told}"):
+        load_scene(tmp_path, test_images=names[:1])
     for name in names:
         (tmp_path / "images" / name).write_bytes(b"<html>")
     with pytest.raises(ValueError, match=rf"{names[0]} cannot be read: it is no picture or is damaged"):

@@ -302,13 +302,18 @@ def test_scenes_far_below_are_not_looked_for(tmp_path: Path) -> None:
 def test_photos_in_several_folders_are_told_by_folder(tmp_path: Path) -> None:
     write_pictures(tmp_path / "garden", TINY)
     write_pictures(tmp_path / "room/images", TINY)
+    for copies in ("room/images_2", "room/depths", "garden/old run/renders"):
+        write_pictures(tmp_path / copies, TINY)
+    (tmp_path / "garden/old run/run.json").write_text("{}")
     told = r"holds \d+ photos in 2 folders \(garden: 4, room: 4\).*as one scene.*its folder can be named"
     with pytest.raises(ValueError, match=told.replace("4", str(len(TINY.names)))):
         load_scene(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "side"), [("images", 48), ("images_2", 24)])
-def test_who_names_the_photos_of_a_scene_opens_it(tmp_path: Path, name: str, side: int) -> None:
+def test_who_names_the_photos_of_a_scene_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, side: int
+) -> None:
     write_colmap(tmp_path, TINY)
     if name != "images":
         shutil.copytree(tmp_path / "images", tmp_path / name)
@@ -316,8 +321,10 @@ def test_who_names_the_photos_of_a_scene_opens_it(tmp_path: Path, name: str, sid
             with Image.open(file) as whole:
                 whole.resize((24, 16)).save(file)
     photos = tmp_path / name
-    assert not lacks_poses(photos), "nothing is estimated anew"
+    monkeypatch.chdir(photos)
+    assert not lacks_poses(photos) and not lacks_poses(Path(".")), "nothing is estimated anew"
     scene = load_scene(photos)
+    assert scene.path == tmp_path
     assert len(scene.views) == len(TINY.names) and scene.cameras[0].width == side
     assert f"{photos} has no camera poses itself: {tmp_path} is opened" in scene.notes
     write_pictures(tmp_path / "masks", TINY)

@@ -1,11 +1,12 @@
 """Photos whose size does not tell whether cameras count their EXIF orientation: turned by 180°, square."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from scene_builder import picture, tiny_scene, write_colmap
+from scene_builder import picture, points_bin, tiny_scene, write_colmap
 
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import oriented
@@ -68,3 +69,37 @@ def test_a_damaged_photo_is_told_by_who_needs_it(tmp_path: Path) -> None:
     photo = tmp_path / "images/view_001.jpg"
     photo.write_bytes(photo.read_bytes()[:-200])
     assert [view.orientation for view in load_scene(tmp_path).views] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_points_without_colors_tell_nothing(tmp_path: Path, turned: bool) -> None:
+    tiny = tiny_scene(3, width=64, height=48, num_points=150)
+    write_scene(tmp_path, [3, 3, 3], turned=turned)
+    (tmp_path / "sparse/0/points3D.bin").write_bytes(points_bin(replace(tiny, colors=0 * tiny.colors)))
+    scene = load_scene(tmp_path)
+    assert [view.orientation for view in scene.views] == [1, 1, 1]
+    assert any("nothing tells" in note for note in scene.notes)
+
+
+def test_the_photo_in_its_full_size_lies_as_its_smaller_copy(tmp_path: Path) -> None:
+    write_scene(tmp_path, [3, 3, 3], turned=True)
+    (tmp_path / "images_2").mkdir()
+    for file in (tmp_path / "images").iterdir():
+        with Image.open(file) as whole:
+            whole.resize((32, 24)).save(tmp_path / "images_2" / file.name, exif=whole.getexif())
+    scene = load_scene(tmp_path, downscale=2)
+    photo, whole = scene.photo(1).rgb.astype(int), scene.whole_photo(1).rgb
+    assert photo.shape == (24, 32, 3) and whole.shape == (48, 64, 3)
+    half = np.asarray(Image.fromarray(whole).resize((32, 24)))
+    assert np.abs(photo - half).mean() < 0.5 * np.abs(photo - half[::-1, ::-1]).mean()
+
+
+def test_a_mask_of_a_square_photo_is_upright(tmp_path: Path) -> None:
+    write_scene(tmp_path, [6, 6, 6], turned=True, square=True)
+    mask = np.full((64, 64), 255, np.uint8)
+    mask[:20] = 0
+    (tmp_path / "masks").mkdir()
+    for index in range(3):
+        Image.fromarray(mask).save(tmp_path / f"masks/view_{index:03d}.png")
+    found = load_scene(tmp_path).photo(1).mask
+    assert found is not None and not found[:20].any() and found[20:].all()

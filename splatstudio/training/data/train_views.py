@@ -138,9 +138,10 @@ class TrainViewMaker:
         name, pixels = self._scene.views[index].name, self._uploads.take(index, photo)
         camera = self._corrections.camera(index)
         target, mask = target_of(pixels, background, reduced_size(camera, divisor))
-        alpha = alpha_of(pixels) if config.sky.enabled else None
+        corrected = config.sky.enabled or config.exposure.enabled or config.exposure.grid
+        alpha = alpha_of(pixels) if corrected else None
         view = TrainView(index, name, camera, target, mask, background, alpha)
-        return self._corrections.before_sky(reduced(view, divisor))
+        return self._corrections.over_what_is_behind(reduced(view, divisor))
 
     def close(self) -> None:
         """Let all photos go."""

@@ -33,9 +33,10 @@ class ComparedPictures:
     def add(self, score: ImageScore, render: Tensor, photo: Tensor) -> None:
         """Write the two pictures of a photo."""
         # Names are those in the scene's files: none leads out of the folder.
-        parts = [part for part in PurePosixPath(score.name).parts if part not in ("..", "/")]
-        name = str(PurePosixPath(*parts).with_suffix(".png"))
-        name = f"{PurePosixPath(*parts)}.png" if name in self._names else name
+        parts = PurePosixPath(score.name.replace("\\", "/")).parts
+        own = PurePosixPath(*(part for part in parts if part not in ("..", "/")))
+        name = str(own.with_suffix(".png"))
+        name = f"{own}.png" if name in self._names else name
         self._names.add(name)
         for kind, picture in (("renders", render), ("photos", photo)):
             file = self._folder / kind / name

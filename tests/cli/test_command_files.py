@@ -187,11 +187,11 @@ def test_what_was_compared_is_written_as_pictures_of_the_same_score(
 
 def test_names_of_a_scene_lead_out_of_no_folder_and_write_over_nothing(tmp_path: Path) -> None:
     pictures, gray = eval_command.ComparedPictures(tmp_path / "a" / "b"), torch.full((2, 3, 3), 0.5)
-    for name in ("../../x.jpg", "/etc/y.jpg", "left/z.jpg", "left/z.png"):
+    for name in (r"..\..\x.jpg", "/etc/y.jpg", "../w.jpg", "left/z.jpg", "left/z.png"):
         pictures.add(ImageScore(name, 10.0, 0.5), gray, gray)
     pictures.conclude()
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    names = ("x.png", "etc/y.png", "left/z.png", "left/z.png.png")
+    names = ("x.png", "w.png", "etc/y.png", "left/z.png", "left/z.png.png")
     assert found == {f"a/b/{kind}/{name}" for kind in KINDS for name in names}
 
 

@@ -253,7 +253,8 @@ class Corrections:
         """
         if view.alpha is None or not self._tables.keys() & {"sky", "exposure"}:
             return view
-        plain = view.target.new_tensor(view.background).expand_as(view.target).contiguous()
+        background = to_device(torch.tensor(view.background), view.target.device)
+        plain = background.expand_as(view.target).contiguous()
         behind = plain
         if "sky" in self._tables:
             behind = over_sky(plain, torch.zeros_like(view.alpha), self._tables["sky"].values[0], view.camera)

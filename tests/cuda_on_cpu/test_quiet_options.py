@@ -36,6 +36,7 @@ def test_no_step_waits_for_the_device(
 ) -> None:
     if option == "masked":
         monkeypatch.setattr(train_views, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
+    if option in ("masked", "transparent"):
         monkeypatch.setattr(train_views, "alpha_of", lambda pixels: half(pixels).float())
     with HostWatch() as watch, training(blob_scene, OPTIONS[option]) as one:
         for _ in range(3):

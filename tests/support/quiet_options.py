@@ -39,6 +39,7 @@ OPTIONS: dict[str, TrainConfig] = {
     "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
     "poses": replace(CONFIG, poses=POSES, sh_degree_every=4),
     "masked": replace(CONFIG, sky=SkyConfig(enabled=True), coarse=CoarseConfig(first=1.5, until=1.0)),
+    "transparent": replace(CONFIG, exposure=ExposureConfig(enabled=True), strategy="mcmc"),
     "batch": replace(CONFIG, batch_size=2, random_background=True),
     "everything": replace(
         CONFIG,

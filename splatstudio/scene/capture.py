@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class CapturedPhoto:
     angle_x: float = 0.0
     mask_path: Path | None = None
     full_image_path: Path | None = None  # where `image_path` is a smaller copy: the photo in its full size
+    turned_lens: Lens | None = None  # that of the photo as EXIF turns it, where nothing tells which is meant
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,10 @@ class ImageFolder:
         """Return the picture files by their paths below the folder."""
         return {name: path for name, path in self._by_name.items() if path.suffix.lower() in IMAGE_SUFFIXES}
 
+    def called(self, name: str) -> list[Path]:
+        """Return all pictures called `name`, which has no folder in it, whatever their ending."""
+        return self._by_last.get(_stem(name), [])
+
     def find_below(self, name: str) -> Path | None:
         """Return the only picture called `name`, which has no folder in it, here and below, or None."""
         found = self._by_last.get(_stem(name), [])
@@ -119,10 +124,15 @@ def is_apple_double(name: str) -> bool:
 
 
 def find_mask(folder: ImageFolder | None, name: str) -> Path | None:
-    """Return the mask of the image `name`: `name`, `name`.png, or the same stem; None when there is none."""
+    """Return the mask of the image `name`: `name`, `name`.png, or the same stem; None when there is none.
+
+    Else one called as Metashape calls masks, 0001_mask.png, or RealityScan, 0001.jpg.mask.png.
+    """
     if folder is None:
         return None
-    return folder.find(name + ".png") or folder.find(name)
+    stem = PurePosixPath(name).with_suffix("").as_posix()
+    calls = (f"{name}.png", name, f"{stem}_mask.png", f"{name}.mask.png")
+    return next((found for call in calls if (found := folder.find(call)) is not None), None)
 
 
 def note_on_masks(folder: ImageFolder | None, masks: Iterable[Path | None]) -> list[str]:

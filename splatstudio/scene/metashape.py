@@ -1,8 +1,9 @@
 """Read the cameras that Metashape exports as XML (Export Cameras, Agisoft XML).
 
 A camera's transform is camera to world with OpenCV's axes. Offsets of the center and focal lengths are in
-pixels; the tangential coefficients are OpenCV's with their places exchanged. Source: Metashape's manual,
-"Camera models".
+pixels; the tangential coefficients are OpenCV's with their places exchanged. PhotoScan before version 1.2
+wrote the center itself, fx, fy and skew, and the tangential coefficients in OpenCV's places. Sources:
+Metashape's manual, "Camera models", and that of Agisoft Lens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import panorama
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.posed_frames import PosedFrame, PosedFrames, Values, fixed, focal_lens, view_of
+
+FISHEYES = ("fisheye", "equidistant_fisheye")  # one lens, by its former and its present name
 
 
 def read_metashape(path: Path) -> PosedFrames:
@@ -77,7 +80,7 @@ def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:
     if kind == "spherical":
         resolution = sensor.find("resolution")
         return panorama(*Values(label, {} if resolution is None else resolution.attrib).size())
-    if kind not in ("frame", "fisheye"):
+    if kind not in ("frame", *FISHEYES):
         raise ValueError(
             f"{label} is of the type {kind!r}, which is not supported: frame, fisheye and spherical are"
         )
@@ -91,15 +94,20 @@ def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:
     told = {element.tag: element.text for element in calibration if element.tag != "resolution"}
     values = Values(label, {**told, **({} if resolution is None else resolution.attrib)})
     width, height = size = values.size()
-    focal = values.number("f", values.number("fy") if "fy" in told else None)
-    fx = values.number("fx") if "fx" in told else focal + values.number("b1", 0.0)
-    center = 0.5 * width + values.number("cx", 0.0), 0.5 * height + values.number("cy", 0.0)
-    plain = focal_lens(values, size, fx, focal, *center)
-    skew = values.number("b2", 0.0) / fx
     k1, k2, k3, k4, p1, p2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
+    if "fx" in told:
+        fx, focal = values.number("fx"), values.number("fy")
+        center = values.number("cx", 0.5 * width), values.number("cy", 0.5 * height)
+        skew, p1, p2 = values.number("skew", 0.0), p2, p1
+    else:
+        focal = values.number("f")
+        fx, skew = focal + values.number("b1", 0.0), values.number("b2", 0.0)
+        center = 0.5 * width + values.number("cx", 0.0), 0.5 * height + values.number("cy", 0.0)
+    plain = focal_lens(values, size, fx, focal, *center)
+    skew /= fx
     if any(values.number(name, 0.0) for name in ("p3", "p4")):
         notes.append(f"{label} has the coefficients p3 and p4, which are not used: align without them")
-    if kind == "fisheye":
+    if kind in FISHEYES:
         prism = (k1, k2, p2, p1, k3, k4, 0.0, 0.0, skew)
         return Lens(*size, fx, focal, plain.cx, plain.cy, "thin_prism_fisheye", prism, "FISHEYE")
     brown = (k1, k2, p2, p1, k3, k4, skew)

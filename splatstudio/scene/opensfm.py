@@ -33,6 +33,8 @@ PROJECTIONS: dict[str, tuple[LensKind, tuple[str, ...]]] = {
     ),
 }
 
+GRAY = np.full(3, 128.0)  # of points without a color
+
 
 def read_opensfm(path: Path) -> PosedFrames:
     """Return what the file holds; of several reconstructions the one with most photos, with a note.
@@ -64,7 +66,7 @@ def read_opensfm(path: Path) -> PosedFrames:
     return PosedFrames(
         tuple(frames),
         np.array([point.numbers("coordinates", 3) for point in points]).reshape(-1, 3),
-        np.array([point.numbers("color", 3) for point in points])
+        np.array([point.numbers("color", 3) if "color" in point.values else GRAY for point in points])
         .reshape(-1, 3)
         .clip(0, 255)
         .astype(np.uint8),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,13 +21,14 @@ from splatstudio.scene.capture import (
     ImageFolder,
     find_mask,
     missing_note,
+    note_on_masks,
     read_file,
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE
 from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.lens import Lens
-from splatstudio.scene.photo import picture_header
+from splatstudio.scene.photo import EXIF_SIDEWAYS, DamagedPhoto, picture_header
 
 # Axes of a camera that looks along -z with y up (OpenGL, ARKit), in those of one along z with y down.
 OPENGL_CAMERA = np.diag([1.0, -1.0, -1.0])
@@ -63,38 +63,25 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
     the scene's own. Raises NoPhotos where none of them is found.
     """
     names = [frame.name for frame in read.frames]
-    candidates = [images] if images is not None else [files.folder / name for name in (*files.pictures, "")]
-    folders = [ImageFolder(place, deep=place != files.folder) for place in candidates if place.is_dir()]
-    found = [[_picture_of(name, folder) for name in names] for folder in folders]
-    counts = [sum(path is not None for path in paths) for paths in found]
-    if not max(counts, default=0):
-        raise NoPhotos(
-            f"none of the {len(names)} photos that {files.file} tells of, as {names[0]}, is in"
-            f" {images or files.folder} or its folder images: put them there, or name their folder with"
-            " --images FOLDER"
-        )
-    best = counts.index(max(counts))
+    folder, found = _folder_with_most(files, names, images)
+    where, notes = str(folder.folder), [*read.notes]
     masks = files.folder / "masks"
     mask_folder = ImageFolder(masks) if masks.is_dir() else None
-    shots, missing = [], []
-    for frame, path in zip(read.frames, found[best], strict=True):
-        if path is None:
-            missing.append(frame.name)
-            continue
-        header = picture_header(path)
-        lens = frame.lens_of(header.width, header.height)
-        mask = find_mask(mask_folder, frame.name)
-        shots.append(CapturedPhoto(path.name, frame.viewmat, path, lens, mask_path=mask))
-    where, notes = str(folders[best].folder), [*read.notes]
+    shots = [
+        _shot(frame, path, folder, mask_folder)
+        for frame, path in zip(read.frames, found, strict=True)
+        if path is not None
+    ]
     unique, note = _of_one_frame(shots)
     if not unique:
         raise ValueError(f"{files.file} cannot be used: {note}")
     if note is not None:
         notes.append(note)
-    if missing:
-        notes.append(missing_note(missing, where))
+    notes += _not_found_notes([name for name, path in zip(names, found, strict=True) if path is None], folder)
+    notes += note_on_masks(mask_folder, (shot.mask_path for shot in shots))
     used, beside = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
-    pictures = folders[best].pictures.items()
+    used |= {shot.mask_path for shot in shots if shot.mask_path is not None}
+    pictures = folder.pictures.items()
     unposed = tuple(sorted(name for name, path in pictures if path not in used and path.parent in beside))
     unposed = unposed if files.pictures or images is not None else ()  # pictures of depth lie there, too
     if unposed:
@@ -103,13 +90,84 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
         notes.append(f"{files.file} holds no points: training starts from random points")
     return Capture(
         files.format,
-        _under_their_paths(unique, folders[best].folder),
+        _under_their_paths(unique, folder.folder),
         read.points,
         read.colors,
         tuple(notes),
         unposed=unposed,
         upright=read.upright,
     )
+
+
+def _folder_with_most(
+    files: PoseFiles, names: list[str], images: Path | None
+) -> tuple[ImageFolder, list[Path | None]]:
+    """Return the folder that has most photos of these names, and each of them; NoPhotos where none has."""
+    candidates = [images] if images is not None else [files.folder / name for name in (*files.pictures, "")]
+    folders = [ImageFolder(place, deep=place != files.folder) for place in candidates if place.is_dir()]
+    found = [[_picture_of(name, folder) for name in names] for folder in folders]
+    counts = [sum(path is not None for path in paths) for paths in found]
+    if not max(counts, default=0):
+        alike = [note for folder in folders for note in _alike_note(names, folder)]
+        raise NoPhotos(
+            f"{files.file} cannot be used: {alike[0]}"
+            if alike
+            else f"none of the {len(names)} photos that {files.file} tells of, as {names[0]}, is in"
+            f" {images or files.folder} or its folder images: put them there, or name their folder with"
+            " --images FOLDER"
+        )
+    best = counts.index(max(counts))
+    return folders[best], found[best]
+
+
+def _shot(frame: PosedFrame, path: Path, folder: ImageFolder, masks: ImageFolder | None) -> CapturedPhoto:
+    """Return the photo of a frame, with the mask that lies in the folder of masks, or else beside it."""
+    name = path.relative_to(folder.folder).as_posix()
+    mask = find_mask(masks, frame.name) or find_mask(masks, name)
+    mask = mask or folder.find(f"{name}.mask.png")  # as RealityScan has it
+    shot = CapturedPhoto(path.name, frame.viewmat, path, None, mask_path=mask)
+    try:
+        header = picture_header(path)
+    except DamagedPhoto:  # who opens all photos leaves it out
+        return shot
+    lens = frame.lens_of(header.width, header.height)
+    if header.orientation not in EXIF_SIDEWAYS:
+        return replace(shot, lens=lens)
+    turned = frame.lens_of(header.height, header.width)
+    if (turned.width, turned.height) == (lens.width, lens.height):
+        return replace(shot, lens=lens)
+    # The file tells no size. Where it tells a center in pixels, that is near the middle of the picture.
+    if (turned.cx, turned.cy) == (lens.cx, lens.cy):
+        return replace(shot, lens=min(lens, turned, key=_off_center))
+    return replace(shot, lens=lens, turned_lens=turned)
+
+
+def _off_center(lens: Lens) -> float:
+    return math.hypot(lens.cx / lens.width - 0.5, lens.cy / lens.height - 0.5)
+
+
+def _not_found_notes(missing: list[str], folder: ImageFolder) -> list[str]:
+    alike = _alike_note(missing, folder)
+    gone = [name for name in missing if len(_called(name, folder)) < 2]
+    return [*alike, *([missing_note(gone, str(folder.folder))] if gone else [])]
+
+
+def _alike_note(names: list[str], folder: ImageFolder) -> list[str]:
+    """Return a sentence where several photos are called as one of `names`, and so none is used for it."""
+    alike = {name: found for name in names if len(found := _called(name, folder)) > 1}
+    if not alike:
+        return []
+    name, found = next(iter(alike.items()))
+    places = first_of([path.relative_to(folder.folder).as_posix() for path in found], 3)
+    photos = "1 photo cannot" if len(alike) == 1 else f"{len(alike)} photos cannot"
+    return [
+        f"{photos} be used, as several files in {folder.folder} are called so, as {name}: {places};"
+        " give each photo a name of its own before its poses are found, or take the other files away"
+    ]
+
+
+def _called(name: str, folder: ImageFolder) -> list[Path]:
+    return folder.called(PurePosixPath(name).name)
 
 
 def _picture_of(name: str, folder: ImageFolder) -> Path | None:
@@ -158,8 +216,10 @@ class Values:
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number; ValueError where it is none, or missing without a `default`."""
         value = self.values.get(name, default)
+        if value is None:
+            raise self.error(f"has no {name}")
         try:
-            number = float(value) if not isinstance(value, bool) and value is not None else math.nan
+            number = float(value) if not isinstance(value, bool) else math.nan
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) < MAX_COORDINATE:
@@ -222,10 +282,16 @@ def view_of(
     return rigid(rotation, -rotation @ position)
 
 
-def rows_of(path: Path) -> Iterable[dict[str, str]]:
-    """Yield the rows of a CSV file with a header."""
-    text = read_file(path, "the file").decode("utf-8-sig", errors="replace")
+def rows_of(path: Path, first_column: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a CSV file, by the names in its header, and the number of each one's line.
+
+    The header is the first line that begins with `first_column`.
+    """
+    lines = read_file(path, "the file").decode("utf-8-sig", errors="replace").splitlines()
+    header = next((n for n, line in enumerate(lines) if line.lstrip().startswith(first_column)), 0)
+    table = csv.DictReader(lines[header:], skipinitialspace=True)
     try:
-        yield from csv.DictReader(io.StringIO(text), skipinitialspace=True)
+        for row in table:
+            yield header + table.line_num, row
     except csv.Error as error:
         raise ValueError(f"{path} is no table: {error}; export it again") from error

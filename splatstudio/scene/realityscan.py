@@ -1,17 +1,19 @@
 """Read the internal and external camera parameters that RealityScan (RealityCapture) exports as CSV.
 
 Focal lengths are those of 36 mm film, lengths on the picture parts of its longer side. Heading, pitch and
-roll turn a camera that looks down with its top to the north: z is up. Source: RealityScan's help on camera
-math and export.
+roll turn a camera that looks down with its top to the north: z is up. Of the tangential coefficients t2 is
+OpenCV's p1 and t1 its p2. Source: RealityScan's help on camera math and export, and its own template of an
+export for OpenCV.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from splatstudio.error_text import first_of
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.posed_frames import (
     OPENGL_CAMERA,
@@ -24,13 +26,16 @@ from splatstudio.scene.posed_frames import (
 )
 
 NAME, FILM = "#name", 36.0  # mm
+NEEDED = ("x", "y", "alt", "heading", "pitch", "roll", "f", "px", "py")
+RENAMED = {"heading": "yaw", "f": "f_35mm", "px": "px_norm", "py": "py_norm"}  # since RealityScan 2
 
 
 def read_realityscan(path: Path) -> PosedFrames:
-    """Return what the file holds; ValueError for a row that lacks a number."""
+    """Return what the file holds; ValueError for a column that is missing and a row that lacks a number."""
     frames = []
-    for number, row in enumerate(rows_of(path), 2):
-        values = Values(f"{path}, line {number},", row)
+    for number, row in rows_of(path, NAME):
+        values = Values(f"{path}, line {number},", _as_called_before(row))
+        _refuse_other_columns(path, values.values)
         heading, pitch, roll = (np.deg2rad(values.number(name)) for name in ("heading", "pitch", "roll"))
         axes = _about("z", -heading) @ _about("x", pitch) @ _about("y", roll) @ OPENGL_CAMERA
         position = np.array([values.number(name) for name in ("x", "y", "alt")])
@@ -40,11 +45,26 @@ def read_realityscan(path: Path) -> PosedFrames:
     return PosedFrames(tuple(frames), upright=True)
 
 
+def _as_called_before(row: Mapping[str, str]) -> dict[str, str]:
+    """Return a row by the names of its columns from before RealityScan renamed some of them."""
+    renamed = {new: old for old, new in RENAMED.items() if old not in row}
+    return {renamed.get(name, name): value for name, value in row.items()}
+
+
+def _refuse_other_columns(path: Path, row: Mapping[str, str]) -> None:
+    lacking = [name for name in NEEDED if name not in row]
+    if lacking:
+        raise ValueError(
+            f"{path} has no column {first_of(lacking, 3)}: export 'Internal/External camera parameters' from"
+            " RealityScan, not another table"
+        )
+
+
 def _lens_of(values: Values) -> Callable[[int, int], Lens]:
     """Return what gives the lens for a picture's size, which the table does not tell."""
     focal, px, py = (values.number(name) for name in ("f", "px", "py"))
     k1, k2, k3, k4, t1, t2 = (values.number(name, 0.0) for name in ("k1", "k2", "k3", "k4", "t1", "t2"))
-    distortion = (k1, k2, t1, t2, k3) if k4 == 0 else (k1, k2, t1, t2, k3, k4)
+    distortion = (k1, k2, t2, t1, k3) if k4 == 0 else (k1, k2, t2, t1, k3, k4)
 
     def lens_of(width: int, height: int) -> Lens:
         longer = max(width, height)

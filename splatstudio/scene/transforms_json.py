@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
 from splatstudio.scene import colmap_binary
 from splatstudio.scene.capture import (
@@ -26,7 +27,7 @@ from splatstudio.scene.capture import (
 from splatstudio.scene.colmap_model import MAX_SIDE, panorama
 from splatstudio.scene.layout import NoPhotos
 from splatstudio.scene.lens import Lens
-from splatstudio.scene.photo import picture_header
+from splatstudio.scene.photo import DamagedPhoto, picture_header
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.posed_frames import view_of
 
@@ -57,9 +58,14 @@ class Record:
         value = self.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MAX_COORDINATE:
+        try:
+            # As text, too: nerfstudio writes RealityScan's coefficients so.
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not abs(number) < MAX_COORDINATE:
             raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number")
-        return float(value)
+        return number
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when there is none; ValueError when it is something else."""
@@ -130,7 +136,7 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
         return panorama(header.width, header.height)
     width, height = record.number("w"), record.number("h")
     fx, fy = record.number("fl_x"), record.number("fl_y")
-    angle_x, angle_y = record.number("camera_angle_x"), record.number("camera_angle_y")
+    angle_x, angle_y = _angle(record, "x"), _angle(record, "y")
     if fx is None and angle_x is None:
         raise record.error("has no intrinsics: neither the frame nor the file has fl_x or camera_angle_x")
     for name, angle in (("camera_angle_x", angle_x), ("camera_angle_y", angle_y)):
@@ -167,6 +173,12 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
         distortion=(k1, k2, k3, k4) if fisheye else brown,
         model=_model_of(record),
     )
+
+
+def _angle(record: Record, axis: str) -> float | None:
+    """Return the angle of view along an axis (radians); instant-ngp knows it in degrees, too."""
+    angle, degrees = record.number(f"camera_angle_{axis}"), record.number(f"{axis}_fov")
+    return math.radians(degrees) if angle is None and degrees is not None else angle
 
 
 def _model_of(record: Record) -> str:
@@ -210,9 +222,7 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     if repeated:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
     notes += _note_on_dynamic_masks(frames)
-    for place in sorted({_mask_folder(shot.image_path) for shot in shots}):
-        if place.is_dir() and place.is_relative_to(path.parent):  # else it is of another scene
-            notes += note_on_masks(ImageFolder(place, deep=False), (shot.mask_path for shot in shots))
+    notes += _notes_on_masks(path.parent, frames)
     unposed = _unposed(frames, records)
     if unposed:
         where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
@@ -244,6 +254,7 @@ def _named_split(
     if all(names is None for names in lists.values()):
         return frozenset(), frozenset(), []
     every = set(frames.listed.values())
+    lists = {split: _as_listed(names, every) for split, names in lists.items()}
     train, val, test = (every & (lists[split] or set()) for split in ("train", "val", "test"))
     held_out = test or val or (every - train)
     learned = (train if lists["train"] is not None else every - val - test) - held_out
@@ -274,6 +285,14 @@ def _filenames(file: str, top: dict[str, Any], key: str) -> set[str] | None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{file} has {key}, which is no list of file names; correct or remove it")
     return {_posix(name).as_posix() for name in names}
+
+
+def _as_listed(names: set[str] | None, every: set[str]) -> set[str] | None:
+    """Return names as the frames have them, where those of all lists are without the frames' folders."""
+    alone = {PurePosixPath(path).name: path for path in every}
+    if names is None or names & every or len(alone) < len(every):
+        return names
+    return {alone.get(PurePosixPath(name).name, name) for name in names}
 
 
 def _posix(listed: str) -> PurePosixPath:
@@ -320,7 +339,8 @@ class _Frames:
     listed: dict[str, str]  # the path that the file lists, by the shot's name
     missing: list[str]
     notes: list[str]
-    folders: dict[Path, ImageFolder | None]  # in which photos were looked for
+    folders: dict[Path, ImageFolder | None]  # in which photos and masks were looked for
+    without_mask: list[str] = field(default_factory=list)  # shots whose mask is listed and not there
 
 
 class _Pictures:
@@ -389,27 +409,49 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
             _is_fisheye(record)  # what a missing photo's frame says is checked as far as it can be
             frames.missing.append(path.as_posix())
             continue
-        lens = frame_lens(record, picture)
+        try:
+            lens = frame_lens(record, picture)
+        except DamagedPhoto:  # who opens all photos leaves it out
+            lens = 1.0
         kept = PurePosixPath(*path.parts[num_dropped:]) if moved else path
         name = (kept.parent / picture.name).as_posix()
         measured = lens if isinstance(lens, Lens) else None
         angle = 0.0 if isinstance(lens, Lens) else lens
-        place = base.joinpath(*path.parts[num_dropped:])
-        mask = _mask_of(folder, record, pictures.folder(_mask_folder(place)), picture)
+        places = [
+            *_mask_places(base.joinpath(*path.parts[num_dropped:]).with_name(picture.name), base, folder)
+        ]
+        mask = _mask_of(record, folder, places, pictures)
+        if mask is None and record.text("mask_path"):
+            frames.without_mask.append(name)
         frames.shots.append(CapturedPhoto(name, viewmat, picture, measured, angle, mask))
         frames.listed[name] = path.as_posix()
     return frames
 
 
-def _mask_of(folder: Path, record: Record, masks: ImageFolder | None, picture: Path) -> Path | None:
-    """Return the mask that a frame lists, else that of the folder of masks; ValueError for a missing one."""
+def _mask_places(place: Path, base: Path, folder: Path) -> Iterator[Path]:
+    """Yield where the mask of the photo at `place` may lie: in folders masks beside those that it is in.
+
+    Not above `base`, in which photos are looked for, nor outside of the scene's `folder`.
+    """
+    for parent in place.parents:
+        if parent == folder:
+            yield folder / "masks" / place.relative_to(folder)
+            return
+        yield parent.parent / "masks" / place.relative_to(parent)
+        if parent == base or not place.is_relative_to(base):
+            return
+
+
+def _mask_of(record: Record, folder: Path, places: Sequence[Path], pictures: _Pictures) -> Path | None:
+    """Return the mask that a frame lists, perhaps in a folder of masks, or else that of its photo."""
     listed = record.text("mask_path")
-    mask = folder / _posix(listed) if listed else find_mask(masks, picture.name)
-    if mask is not None and not mask.exists():
-        raise ValueError(
-            f"{record.where} has the mask_path {listed}, which does not exist; correct or remove it"
-        )
-    return mask
+    if not listed:
+        found = (find_mask(pictures.folder(place.parent), place.name) for place in places)
+    else:
+        path = _posix(listed)
+        ends = [folder.joinpath(*path.parts[number:]) for number in range(len(path.parts))]
+        found = (end for end in (*ends, *(place.with_name(path.name) for place in places)) if end.is_file())
+    return next((mask for mask in found if mask is not None), None)
 
 
 def _unposed(frames: _Frames, records: list[Record]) -> tuple[str, ...]:
@@ -430,6 +472,21 @@ def _is_dynamic_mask(path: Path) -> bool:
     return path.name.startswith("dynamic_mask_")
 
 
+def _notes_on_masks(folder: Path, frames: _Frames) -> list[str]:
+    """Return sentences on masks that are listed and not there, and on a folder of masks of no photo."""
+    notes = []
+    if frames.without_mask:
+        photos = "1 photo is" if len(frames.without_mask) == 1 else f"{len(frames.without_mask)} photos are"
+        names = first_of(frames.without_mask, 3)
+        notes.append(f"{photos} used without the mask that is listed, as that does not exist: {names}")
+    used = [shot.mask_path for shot in frames.shots]
+    for place, pictures in frames.folders.items():
+        # Those elsewhere are of another scene.
+        if place.is_relative_to(folder) and "masks" in place.relative_to(folder).parts:
+            notes += note_on_masks(pictures, used)
+    return notes
+
+
 def _note_on_dynamic_masks(frames: _Frames) -> list[str]:
     """Return a sentence where instant-ngp's masks lie beside the photos: white where ours are black."""
     num = sum(
@@ -448,11 +505,6 @@ def _note_on_dynamic_masks(frames: _Frames) -> list[str]:
 
 def _texts(record: Record) -> list[str]:
     return [value for value in record.values.values() if isinstance(value, str)]
-
-
-def _mask_folder(picture: Path) -> Path:
-    """Return the masks/ folder beside the folder of a picture."""
-    return picture.parent.parent / "masks"
 
 
 def _unique(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], int]:

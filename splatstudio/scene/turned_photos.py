@@ -43,7 +43,7 @@ def as_computed_from(
     clear = {
         orientation != 1
         for (shot, header), (_, orientation) in zip(pairs, measured, strict=True)
-        if shot.lens is not None and header.orientation in EXIF_SIDEWAYS and header.width != header.height
+        if shot.lens is not None and header.orientation in EXIF_SIDEWAYS and not _is_unclear(shot, header)
     }
     turned = clear.pop() if len(clear) == 1 else None
     if turned is None:
@@ -51,7 +51,8 @@ def as_computed_from(
         looked_at = [(*pairs[index], measured[index][0]) for index in unclear[::step][:MOST_LOOKED_AT]]
         turned = _colors_tell(looked_at, capture)
     if turned:
-        changed = {index: (measured[index][0], headers[index].orientation) for index in unclear}
+        lenses = {index: shots[index].turned_lens or measured[index][0] for index in unclear}
+        changed = {index: (lens, headers[index].orientation) for index, lens in lenses.items()}
         return [changed.get(index, each) for index, each in enumerate(measured)], []
     if turned is None:
         photos = "1 photo has" if len(unclear) == 1 else f"{len(unclear)} photos have"
@@ -65,7 +66,8 @@ def as_computed_from(
 def _is_unclear(shot: CapturedPhoto, header: PictureHeader) -> bool:
     """Return whether a stated camera fits a photo both as it is stored and as viewers show it."""
     square = header.width == header.height
-    return shot.lens is not None and (header.orientation in (2, 3, 4) or (header.orientation != 1 and square))
+    either = shot.turned_lens is not None or (header.orientation != 1 and square)
+    return shot.lens is not None and (header.orientation in (2, 3, 4) or either)
 
 
 def _colors_tell(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape, write_opensfm
 
 from splatstudio.scene.capture import CapturedPhoto
@@ -97,7 +100,8 @@ def test_distortion_is_told_in_the_order_of_each_program(tmp_path: Path) -> None
     assert lens is not None and lens.distortion == (0.1, 0.02, 0.004, 0.003, 0.0)
     assert lens.fx == pytest.approx(TINY.focal + 5) and lens.fy == pytest.approx(TINY.focal)
     lens = distorted(tmp_path / "b", "RealityScan").lens
-    assert lens is not None and lens.distortion == (0.1, 0.02, 0.003, 0.004, 0.0)
+    # RealityScan's t1 is what OpenCV calls p2, too.
+    assert lens is not None and lens.distortion == (0.1, 0.02, 0.004, 0.003, 0.0)
 
 
 def test_a_fisheye_of_each_program_is_one_of_colmap_s(tmp_path: Path) -> None:
@@ -167,7 +171,8 @@ BROKEN: dict[str, tuple[str, str, str, str, str]] = {
     "skew": ("Metashape", XML, "<cx>", "<b2>x</b2><cx>", "b2 = 'x', which is not a number"),
     "transform": ("Metashape", XML, "<transform>", "<transform>x ", "transform that is not 16 numbers"),
     "focal": ("Metashape", XML, f"<f>{TINY.focal}", "<f>-1", "focal length -1 x -1, which is not positive"),
-    "column": ("RealityScan", CSV, "heading", "reading", "has heading = 'None', which is not a number"),
+    "column": ("RealityScan", CSV, "heading", "reading", "has no column heading: export"),
+    "row": ("RealityScan", CSV, "view_000.png,", "view_000.png\r\nview_000.png,", "line 2, has no"),
     "number": ("RealityScan", CSV, "view_000.png,", "view_000.png,x", "line 2, has x = 'x"),
     "poses": ("Record3D", "metadata", '"poses"', '"roses"', "has no list of poses"),
     "size": ("Record3D", "metadata", '"w": 48', '"w": 0', "image size 0 x 32, which is impossible"),
@@ -247,6 +252,138 @@ def test_two_poses_of_one_photo_are_not_guessed_between(tmp_path: Path) -> None:
     cameras.write_text(text)
     with pytest.raises(ValueError, match=r"cameras\.xml cannot be used: 9 frames are left out"):
         load_scene(folder)
+
+
+def test_the_table_of_realityscan_is_read_by_its_present_names_and_below_other_lines(tmp_path: Path) -> None:
+    folder = WRITERS["RealityScan"](tmp_path / "scene")
+    header = "#name,x,y,alt,heading,pitch,roll,f,px,py,"
+    text_with(folder, CSV, header, "#cameras 9\r\n#name,x,y,alt,yaw,pitch,roll,f_35mm,px_norm,py_norm,")
+    check(load_scene(folder))
+    text_with(folder, CSV, "view_004.png,", "view_004.png,x")
+    with pytest.raises(ValueError, match="line 7, has x = 'x"):
+        load_scene(folder)
+
+
+def test_photoscan_wrote_the_center_itself(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    calibration = f"<f>{TINY.focal}</f><cx>1.5</cx><cy>-1</cy>"
+    focal = f"<fx>{TINY.focal}</fx><fy>{TINY.focal}</fy>"
+    text_with(folder, XML, calibration, f"{focal}<cx>{CENTER[0]}</cx><cy>{CENTER[1]}</cy><skew>0</skew>")
+    check(load_scene(folder))
+    text_with(folder, XML, "<skew>0</skew>", "<skew>0</skew><p1>1e-9</p1><p2>2e-9</p2>")
+    assert load_scene(folder).views[0].lens.distortion[2:4] == (1e-9, 2e-9)
+
+
+def test_a_fisheye_of_metashape_is_one_by_both_of_its_names(tmp_path: Path) -> None:
+    former, present = write_metashape(tmp_path / "a"), write_metashape(tmp_path / "b")
+    text_with(former, XML, 'type="frame"', 'type="fisheye"')
+    text_with(present, XML, 'type="frame"', 'type="equidistant_fisheye"')
+    lens, same = (load_scene(folder).views[0].lens for folder in (former, present))
+    assert lens == same and lens.kind == "thin_prism_fisheye"
+
+
+MASKS = {
+    "of the label": ("masks", "{stem}.png"),
+    "of Metashape": ("masks", "{stem}_mask.png"),
+    "of RealityScan": ("masks", "{stem}.png.mask.png"),
+    "beside": ("images", "{stem}.png.mask.png"),
+}
+
+
+@pytest.mark.parametrize("called", MASKS)
+@pytest.mark.parametrize("below", ["", "day1"])
+def test_masks_are_found_by_the_names_that_programs_give_them(
+    tmp_path: Path, called: str, below: str
+) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    where, name = MASKS[called]
+    for place in (folder / where / below, folder / "images" / below):
+        place.mkdir(parents=True, exist_ok=True)
+    for photo in sorted((folder / "images").glob("*.png")):
+        cv2.imwrite(
+            str(folder / where / below / name.format(stem=photo.stem)),
+            np.zeros((TINY.height, TINY.width), np.uint8),
+        )
+        photo.rename(folder / "images" / below / photo.name)
+    scene = load_scene(folder)
+    assert len(scene.views) == 9 and not scene.unposed
+    assert all(view.mask_path is not None and "mask" in str(view.mask_path) for view in scene.views)
+    mask = scene.photo(0).mask
+    assert mask is not None and not mask.any()
+
+
+def test_a_folder_of_masks_that_fit_no_photo_is_told(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    (folder / "masks").mkdir()
+    cv2.imwrite(str(folder / "masks/sky 1.png"), np.zeros((TINY.height, TINY.width), np.uint8))
+    assert any(note.startswith("no photo is masked") for note in load_scene(folder).notes)
+
+
+def with_exif(folder: Path, orientation: int) -> None:
+    """Write an EXIF orientation into all photos."""
+    for path in [*folder.rglob("view_*.png"), *folder.rglob("frame_*.png")]:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        with Image.open(path) as picture:
+            picture.load()
+            picture.save(path, exif=exif)
+
+
+def test_photos_on_their_side_whose_file_of_poses_tells_no_size_are_noted(tmp_path: Path) -> None:
+    folder = WRITERS["RealityScan"](tmp_path / "scene")
+    with_exif(folder, 6)
+    scene = load_scene(folder)
+    assert {view.orientation for view in scene.views} == {1}
+    assert any(note.startswith("9 photos have an EXIF orientation of which nothing") for note in scene.notes)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_center_in_pixels_tells_whether_photos_are_turned(tmp_path: Path, turned: bool) -> None:
+    folder = WRITERS["3D Scanner App"](tmp_path / "scene")
+    with_exif(folder, 6)
+    if turned:
+        for path in folder.glob("*.json"):
+            values = json.loads(path.read_text())
+            values["intrinsics"][2], values["intrinsics"][5] = CENTER[1], CENTER[0]
+            write_json(path, values)
+    scene = load_scene(folder)
+    view = scene.views[0]
+    size = (TINY.height, TINY.width) if turned else (TINY.width, TINY.height)
+    assert view.orientation == (6 if turned else 1) and (view.camera.width, view.camera.height) == size
+    assert not any("EXIF" in note for note in scene.notes)
+
+
+def test_a_photo_that_is_no_picture_is_left_out(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    (folder / "images/view_002.png").write_text("no picture")
+    scene = load_scene(folder)
+    assert len(scene.views) == 8
+    assert any("1 photo is no picture or damaged" in note and "view_002" in note for note in scene.notes)
+
+
+def test_labels_that_name_several_photos_are_told(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    for below in ("cam0", "cam1"):
+        shutil.copytree(folder / "images", folder / f"photos/{below}")
+    shutil.rmtree(folder / "images")
+    with pytest.raises(ValueError, match=r"9 photos cannot be used.*cam0/view_000\.png, cam1/view_000\.png"):
+        load_scene(folder)
+    (folder / "photos/cam0/view_000.png").unlink()
+    scene = load_scene(folder)
+    assert [view.image_path.name for view in scene.views] == ["view_000.png"]
+    (note,) = (note for note in scene.notes if "are called so" in note)
+    assert note.startswith("8 photos cannot be used") and "cam0/view_001.png, cam1/view_001.png" in note
+    assert not any("not exist" in note for note in scene.notes)
+
+
+def test_points_of_opensfm_without_a_color_are_gray(tmp_path: Path) -> None:
+    folder = write_opensfm(tmp_path / "scene")
+    content = json.loads((folder / "reconstruction.json").read_text())
+    for point in content[1]["points"].values():
+        del point["color"]
+    write_json(folder / "reconstruction.json", content)
+    scene = load_scene(folder)
+    assert len(scene.points) == len(TINY.points) and (scene.colors == 128).all()
 
 
 def test_an_empty_folder_of_better_poses_hides_no_others(tmp_path: Path) -> None:

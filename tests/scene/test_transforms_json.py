@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from blob_scenes import write_blob_scene
@@ -68,6 +69,65 @@ def test_the_lists_of_filenames_split_the_photos(tmp_path: Path, lists, train, t
     # What the user says goes before the file.
     chosen = load_scene(tmp_path, test_images=[TINY.names[1]])
     assert split_of(chosen)[1] == names(1)
+
+
+def test_lists_may_name_photos_without_their_folders(tmp_path: Path) -> None:
+    scene = load_scene(written(tmp_path, train_filenames=names(0, 1, 2), test_filenames=names(3, 4)))
+    assert split_of(scene) == (names(0, 1, 2), names(3, 4))
+
+
+def test_numbers_may_be_written_as_text(tmp_path: Path) -> None:
+    content = transforms(TINY)
+    frames = [frame | {"k1": "-0.01", "k2": "0", "p1": "-0.0"} for frame in content["frames"]]
+    lens = load_scene(written(tmp_path, frames=frames)).views[0].lens
+    assert lens.distortion[:4] == (-0.01, 0.0, 0.0, 0.0)
+
+
+def test_instant_ngp_knows_angles_in_degrees_too(tmp_path: Path) -> None:
+    width = 2 * TINY.focal * np.tan(np.radians(30))
+    scene = load_scene(written(tmp_path, fl_x=None, fl_y=None, w=None, h=None, x_fov=60))
+    assert scene.views[0].camera.K[0, 0] == pytest.approx(TINY.focal * TINY.width / width)
+
+
+def black(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), np.zeros((TINY.height, TINY.width), np.uint8))
+
+
+@pytest.mark.parametrize("folder", ["masks/day1", "images/masks"])
+def test_masks_of_photos_in_folders_are_found(tmp_path: Path, folder: str) -> None:
+    content = transforms(TINY, "images/day1")
+    written(tmp_path, "images/day1", frames=content["frames"])
+    for name in TINY.names:
+        black(tmp_path / folder / name)
+    scene = load_scene(tmp_path)
+    assert all(view.mask_path is not None for view in scene.views)
+    mask = scene.photo(0).mask
+    assert mask is not None and not mask.any()
+
+
+@pytest.mark.parametrize("listed_as", ["/elsewhere/scene/masks/", "../masks/", "C:\\scene\\masks\\"])
+def test_listed_masks_are_found_by_the_ends_of_their_paths(tmp_path: Path, listed_as: str) -> None:
+    frames = [frame | {"mask_path": listed_as + name} for frame, name in frames_with_names()]
+    written(tmp_path, frames=frames)
+    for name in TINY.names[1:]:
+        black(tmp_path / "masks" / name)
+    scene = load_scene(tmp_path)
+    assert [view.mask_path is not None for view in scene.views] == [False] + [True] * 8
+    (note,) = (note for note in scene.notes if "mask" in note)
+    assert note.startswith("1 photo is used without the mask that is listed") and TINY.names[0] in note
+
+
+def frames_with_names() -> list[tuple[dict[str, Any], str]]:
+    return [*zip(transforms(TINY)["frames"], TINY.names, strict=True)]
+
+
+def test_a_photo_that_is_no_picture_is_left_out(tmp_path: Path) -> None:
+    written(tmp_path, w=None, h=None)
+    (tmp_path / "images" / TINY.names[3]).write_text("no picture")
+    scene = load_scene(tmp_path)
+    assert len(scene.views) == 8
+    assert any("1 photo is no picture or damaged" in note for note in scene.notes)
 
 
 def test_lists_that_leave_nothing_are_told_and_ignored(tmp_path: Path) -> None:

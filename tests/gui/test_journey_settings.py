@@ -161,15 +161,18 @@ def train_what_was_chosen(screen: Screen, run: Path) -> Path:
     screen.choose("Photos", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == f"0 / {STEPS}", "the page shows the steps that were chosen")
     screen.page.get_by_text("Capture issues").click()
-    for label in (
-        "Varying exposure",
-        "Open sky",
-        "Remove floaters",
-        "Open sky",
-    ):  # the sky off again
-        screen.switch(label).click()
+    # All in one go, as a busy page takes them; then the sky off again.
+    boxes = [
+        screen.switch(label).element_handle() for label in ("Open sky", "Varying exposure", "Remove floaters")
+    ]
+    screen.page.evaluate("boxes => boxes.forEach(box => box.click())", boxes)
+    screen.switch("Open sky").click()
     wanted = ["Varying exposure", "Remove floaters"]
-    screen.wait(lambda: options_on(screen.studio.controller.project.config) == wanted, "what was switched on")
+    controller = screen.studio.controller
+    screen.wait(
+        lambda: options_on(controller.project.config) == wanted,
+        lambda: f"{wanted}, but {options_on(controller.project.config)}",
+    )
     screen.seen("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS, "all steps")
     config = json.loads((run / "run.json").read_text())["config"]

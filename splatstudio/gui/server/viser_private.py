@@ -110,7 +110,10 @@ def light_theme() -> dict[str, Any]:
     return values
 
 
-PAGE_SCRIPTS = ("page.js", "navigation.js", "accessibility.js", "commands.js", "comparison.js", "framing.js")
+PAGE_SCRIPTS = (
+    *("page.js", "controls.js", "navigation.js", "accessibility.js"),
+    *("commands.js", "comparison.js", "framing.js"),
+)
 
 
 def page_script() -> str:

@@ -21,6 +21,7 @@ from splatstudio.scene.capture import (
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
 from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.normalize import read_kept_frame
+from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
 
 SMALLER = re.compile(r"images_\d+")
@@ -47,6 +48,10 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     reader, kind = colmap_binary, "bin"
     if not (folder / "images.bin").exists():
         reader, kind = colmap_text, "txt"
+    if not (folder / f"points3D.{kind}").exists():  # they are of a PLY
+        raise NoVisiblePoints(
+            f"{folder} does not tell which photos show its points: it has no points3D.{kind}"
+        )
     ids, points, _ = reader.read_points(folder / f"points3D.{kind}")
     order = np.argsort(ids, kind="stable")
     ids, points = ids[order], points[order] @ scene.transform[:3, :3].T + scene.transform[:3, 3]
@@ -225,7 +230,12 @@ def read_model(sparse: Path) -> ColmapModel:
     if not images:
         raise ValueError(f"{sparse / f'images.{kind}'} holds no registered image: run COLMAP's mapper again")
     notes = []
-    path = sparse / f"points3D.{kind}"
+    path, plain = sparse / f"points3D.{kind}", sparse / "points3D.ply"
+    if not path.exists() and plain.exists():
+        points, colors = read_point_ply(plain)
+        return ColmapModel(
+            lenses, images, points, colors, (f"{path} does not exist: {plain} has the points",)
+        )
     if not path.exists():
         notes.append(f"{path} does not exist: training starts from random points")
         return ColmapModel(lenses, images, np.zeros((0, 3)), np.zeros((0, 3), np.uint8), tuple(notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from splatstudio.scene.colmap_model import (
     unsupported_model,
 )
 from splatstudio.scene.lens import Lens
+
+WHOLE = re.compile(r"-?\d+(\.0*)?")
 
 
 def read_cameras(path: Path) -> dict[int, Lens]:
@@ -44,10 +47,7 @@ def read_cameras(path: Path) -> dict[int, Lens]:
 def read_images(path: Path) -> list[ColmapImage]:
     """Return the registered images of `path`; raises ValueError naming the line that cannot be read."""
     images = []
-    lines = _lines(path)
-    for number, line in lines:
-        if not line.strip():
-            continue
+    for number, line, (observations_at, observations) in _records(path):
         where = f"{path}, line {number},"
         words = line.split(maxsplit=9)  # the last column is a file name, which may hold blanks
         if len(words) != 10:
@@ -60,12 +60,10 @@ def read_images(path: Path) -> list[ColmapImage]:
         images.append(
             ColmapImage(name, camera_id, colmap_pose(pose[:4], pose[4:], f"{where} image {name!r}"))
         )
-        # The line after an image holds its observations and may be empty; they are not used.
-        observations_at, observations = next(lines, (number + 1, ""))
-        if len(observations.split()) % 3:
+        if not _are_observations(observations):
             raise ValueError(
                 f"{path}, line {observations_at}, holds observations of image {name!r} but not three "
-                f"columns each"
+                f"columns each, of which the third is a whole number; export the model again"
             )
     return images
 
@@ -76,15 +74,44 @@ def read_observed_points(path: Path) -> dict[str, np.ndarray]:
     Raises ValueError naming the line that cannot be read.
     """
     observed = {}
-    lines = _lines(path)
-    for _, line in lines:
-        if not line.strip():
-            continue
-        number, observations = next(lines, (0, ""))
-        words = observations.split()[2::3]
-        ids = _integers(words, f"{path}, line {number},")
+    for _, line, (number, observations) in _records(path):
+        ids = _integers(observations.split()[2::3], f"{path}, line {number},")
         observed[line.split(maxsplit=9)[-1].strip()] = np.array([i for i in ids if i >= 0], np.uint64)
     return observed
+
+
+def _records(path: Path) -> list[tuple[int, str, tuple[int, str]]]:
+    """Return the line of each image, by its number, and the one after it: its observations, perhaps none.
+
+    Some programs leave all lines of observations out. Such a file is told by lines that cannot hold any.
+    """
+    lines = list(_lines(path))
+    records, rest = [], iter(lines)
+    for number, line in rest:
+        if line.strip():
+            records.append((number, line, next(rest, (number + 1, ""))))
+    if all(_are_observations(observations) for _, _, (_, observations) in records):
+        return records
+    while not lines[-1][1].strip():
+        lines.pop()
+    if all(_is_image(line) for _, line in lines):
+        return [(number, line, (number, "")) for number, line in lines]
+    return records  # of which one is refused
+
+
+def _are_observations(line: str) -> bool:
+    """Return whether a line holds x, y and the number of a point, any times; the first ones are looked at."""
+    words = line.split()
+    return len(words) % 3 == 0 and all(WHOLE.fullmatch(word) for word in words[2:12:3])
+
+
+def _is_image(line: str) -> bool:
+    words = line.split(maxsplit=9)
+    try:
+        [float(word) for word in words[1:8]]
+    except ValueError:
+        return False
+    return len(words) == 10 and words[0].isdecimal() and words[8].isdecimal()
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,8 +143,8 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    # Names may be no text: see ImageFolder.
-    text = read_file(path, "the COLMAP file").decode("utf-8", "backslashreplace")
+    # Names may be no text: see ImageFolder. Some editors put a mark before it.
+    text = read_file(path, "the COLMAP file").decode("utf-8-sig", "backslashreplace")
     # Not splitlines(): that also splits at characters that may stand in a file name.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.startswith("#"):

@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scene_builder import (
     images_bin,
     opengl_pose,
     points_bin,
+    points_ply,
     tiny_scene,
     transforms,
     write_blender,
@@ -22,6 +24,7 @@ from scene_builder import (
     write_transforms,
 )
 
+from splatstudio.scene.colmap import NoVisiblePoints, visible_points
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
@@ -262,6 +265,46 @@ def test_blender_trains_on_the_training_file_and_tests_on_the_test_file(tmp_path
     (tmp_path / "transforms_val.json").unlink()
     scene = load_scene(tmp_path, test_every=5)
     assert scene.test_indices == (0, 5) and len(scene.views) == 6
+
+
+def test_a_mark_before_the_text_of_a_model_is_no_part_of_it(tmp_path):
+    expected = file_cameras(load_scene(write_colmap_text(tmp_path / "plain", tiny_scene())))
+    folder = write_colmap_text(tmp_path / "marked", tiny_scene())
+    for file in (folder / "sparse/0").iterdir():
+        lines = [line for line in file.read_text().split("\n") if not line.startswith("#")]
+        file.write_text("\n".join(lines), encoding="utf-8-sig")
+    scene = load_scene(folder)
+    assert len(scene.points) == 60
+    np.testing.assert_allclose(file_cameras(scene), expected)
+
+
+@pytest.mark.parametrize("name", ["view_", "my photo ", "a b "])
+def test_a_text_without_lines_of_observations_has_all_its_images(tmp_path, name):
+    tiny = tiny_scene()
+    tiny = replace(tiny, names=tuple(each.replace("view_", name) for each in tiny.names))
+    folder = write_colmap_text(tmp_path, tiny)
+    expected = file_cameras(load_scene(folder))
+    file = folder / "sparse/0/images.txt"
+    file.write_text("\n".join(filter(None, file.read_text().split("\n"))) + "\n\n")
+    scene = load_scene(folder)
+    assert [view.name for view in scene.views] == list(tiny.names)
+    np.testing.assert_allclose(file_cameras(scene), expected)
+    with pytest.raises(NoVisiblePoints, match="no observations"):
+        visible_points(scene)
+
+
+def test_points_of_a_model_may_be_in_a_ply(tmp_path):
+    tiny = tiny_scene()
+    folder = write_colmap_text(tmp_path, tiny)
+    (folder / "sparse/0/points3D.txt").unlink()
+    (folder / "sparse/0/points3D.ply").write_bytes(points_ply(tiny))
+    scene = load_scene(folder)
+    np.testing.assert_array_equal(scene.colors, tiny.colors)
+    back = np.linalg.inv(scene.transform)
+    np.testing.assert_allclose(scene.points @ back[:3, :3].T + back[:3, 3], tiny.points, atol=1e-4)
+    assert any("points3D.ply has the points" in note for note in scene.notes)
+    with pytest.raises(NoVisiblePoints, match=r"has no points3D\.txt"):
+        visible_points(scene)
 
 
 def test_description_says_what_a_person_asks(tmp_path):

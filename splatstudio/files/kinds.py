@@ -11,6 +11,11 @@ NUM_BYTES = 512  # that tell a kind
 LFS_POINTER = b"version https://git-lfs"
 ZIP = b"PK\x03\x04"
 TAR = b"ustar"  # at byte 257
+PICTURE_BRANDS = {  # of the container that videos have, too: at byte 8
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"), "a HEIC picture"),
+    **dict.fromkeys((b"avif", b"avis"), "an AVIF picture"),
+    b"crx ": "a raw picture",
+}
 UNPACK = "unpack it and open what is in it"
 
 # How a file begins, what it is, and what to do where there is something.
@@ -55,6 +60,8 @@ def _kind_of(start: bytes) -> tuple[str, str] | None:
     if start[257:262] == TAR:
         return "a tar archive", UNPACK
     if start[4:8] == b"ftyp":
+        if (picture := PICTURE_BRANDS.get(start[8:12])) is not None:
+            return picture, ""
         return "a video", "`splatstudio poses` estimates its camera poses"
     return None
 

@@ -26,11 +26,11 @@ from splatstudio.error_text import as_utf8, first_line
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import open_input, read_input, sha256_of
 from splatstudio.poses.gravity import gravity_in, turned_upright
-from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
+from splatstudio.poses.raw import develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.store import PoseStore
 from splatstudio.poses.video import sharpness_of, write_frames
-from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
+from splatstudio.scene.capture import HEIF_SUFFIXES, IMAGE_SUFFIXES, RAW_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import COPIES, MADE_OF_PHOTOS, VIDEO_SUFFIXES, is_video
 from splatstudio.scene.photo import (
     EXIF_ORIENTATION,
@@ -41,7 +41,6 @@ from splatstudio.scene.photo import (
     read_mask,
 )
 
-HEIF_SUFFIXES = (".heic", ".heif")
 CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
 SMALLEST_SIDE = 320  # pixels of the longer side: icons and thumbnails have fewer
 FEWEST_PHOTOS = 3

@@ -11,7 +11,6 @@ from PIL import Image
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
 
-RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2", ".orf")
 EXIF_IFD, GPS_IFD = 0x8769, 0x8825
 FOCAL_LENGTH, FOCAL_35 = 37386, 41989
 # What tells the camera and the lens. What describes the raw file itself would be wrong of the picture.

@@ -20,7 +20,7 @@ from splatstudio.error_text import first_line
 from splatstudio.files.inputs import can_be_path, open_input, read_input, sha256_of
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.operating_system import put_in_place
-from splatstudio.scene.capture import IMAGE_SUFFIXES, is_apple_double
+from splatstudio.scene.capture import PHOTO_SUFFIXES, is_apple_double
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -165,7 +165,7 @@ def _unpack(path: Path, folder: Path) -> None:
                 and not is_apple_double(place.name)
             ):
                 files.append((entry, place))
-        if not any(place.suffix.lower() in (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
+        if not any(place.suffix.lower() in (*PHOTO_SUFFIXES, *VIDEO_SUFFIXES) for _, place in files):
             within = next((place for _, place in files if place.name.lower().endswith(ENDINGS)), None)
             more = "splats in it are opened" if within is None else f"{within}, an archive in it, is opened"
             raise ValueError(f"{path} is an archive without photos; {more} once it is unpacked")

@@ -21,6 +21,17 @@ from splatstudio.scene.normalize import KeptFrame
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
 NAMED_BY_INFO = ": `splatstudio info` names them"
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".jp2", ".j2k")
+HEIF_SUFFIXES = (
+    ".heic",
+    ".heif",
+)  # read only where poses are estimated, as are raw ones
+RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2", ".orf")
+UNREAD_SUFFIXES = (*HEIF_SUFFIXES, *RAW_SUFFIXES)
+PHOTO_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
+TO_JPEG = (
+    "as HEIC or raw files, which are read only where camera poses are estimated: save them as JPEG under the"
+    " same names (`mogrify -format jpg *.HEIC` of ImageMagick does that), and open the scene again"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +79,7 @@ class ImageFolder:
         self._by_name: dict[str, Path] = {}
         self._by_stem: dict[str, list[Path]] = {}
         self._by_last: dict[str, list[Path]] = {}  # by the stem without its folders
+        self._unread: dict[str, set[str]] = {}  # raw files and HEIC: stems by their last part
         try:
             for root, below, names in os.walk(folder, onerror=_raise):
                 # A hidden folder is no part of a scene: that of estimated poses has all photos again.
@@ -77,6 +89,9 @@ class ImageFolder:
                         continue
                     path = Path(root, name)
                     relative = as_utf8(path.relative_to(folder).as_posix())
+                    if path.suffix.lower() in UNREAD_SUFFIXES:
+                        self._unread.setdefault(_stem(as_utf8(name)), set()).add(_stem(relative))
+                        continue
                     self._by_name[relative] = path
                     if path.suffix.lower() in IMAGE_SUFFIXES:
                         self._by_stem.setdefault(_stem(relative), []).append(path)
@@ -86,6 +101,16 @@ class ImageFolder:
 
     def __len__(self) -> int:
         return sum(len(paths) for paths in self._by_stem.values())
+
+    @property
+    def num_unread(self) -> int:
+        """Return how many photos are there as HEIC or raw files, which no scene with poses is read of."""
+        return sum(len(stems) for stems in self._unread.values())
+
+    def has_unread(self, name: str) -> bool:
+        """Return whether `name` is there as HEIC or a raw file, or below where it has no folder in it."""
+        stem = _stem(name)
+        return stem in self._unread.get(PurePosixPath(stem).name, ()) or stem in self._unread
 
     @property
     def pictures(self) -> dict[str, Path]:
@@ -174,7 +199,10 @@ def read_json(path: Path) -> Any:
 def missing_note(missing: list[str], where: str) -> str:
     """Return one sentence that counts the `missing` image files and names the first three."""
     listed = f"{len(missing)} listed image" + ("s do" if len(missing) > 1 else " does")
-    return f"{listed} not exist in {where} and cannot be used: {first_of(missing, 3)}"
+    told = f"{listed} not exist in {where} and cannot be used: {first_of(missing, 3)}"
+    there = ImageFolder(Path(where)) if Path(where).is_dir() else None
+    num_unread = 0 if there is None else sum(there.has_unread(name) for name in missing)
+    return f"{told}; {num_unread} of them are there {TO_JPEG}" if num_unread else told
 
 
 def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
@@ -186,7 +214,7 @@ def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
 
 def _stem(name: str) -> str:
     path = Path(name)
-    has_ending = path.suffix.lower() in IMAGE_SUFFIXES
+    has_ending = path.suffix.lower() in PHOTO_SUFFIXES
     return (path.with_suffix("") if has_ending else path).as_posix().lower()
 
 

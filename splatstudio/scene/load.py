@@ -20,7 +20,16 @@ from splatstudio.files.path_words import as_argument
 from splatstudio.operating_system import free_memory
 from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_app
-from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
+from splatstudio.scene.capture import (
+    MAX_COORDINATE,
+    PHOTO_SUFFIXES,
+    RAW_SUFFIXES,
+    TO_JPEG,
+    Capture,
+    CapturedPhoto,
+    ImageFolder,
+    View,
+)
 from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
     COPIES,
@@ -231,7 +240,7 @@ def _no_scene(path: Path) -> ValueError:
         raise
     except OSError as error:  # a pipe or a device, which is not waited for
         kind = (error.strerror or "").removeprefix("it is ")
-    if path.suffix.lower() in IMAGE_SUFFIXES:
+    if path.suffix.lower() in PHOTO_SUFFIXES:
         return ValueError(f"{path} is {kind or 'a picture'}; give the folder that it lies in")
     return ValueError(f"{path} is {kind or 'a file of unknown type'}; give the folder of a scene: {KNOWN}")
 
@@ -253,6 +262,17 @@ def _read_folder(path: Path, downscale: int, images: Path | None, model: int) ->
 
 
 def _read_poses(files: PoseFiles, downscale: int, images: Path | None, model: int) -> Capture:
+    """Return the capture of poses; NoPhotos where their photos are not there, or not in a format to read."""
+    try:
+        return _read_format(files, downscale, images, model)
+    except NoPhotos as error:
+        where = images or files.folder
+        if not ImageFolder(where).num_unread:
+            raise
+        raise NoPhotos(f"the photos in {where} are there {TO_JPEG}") from error
+
+
+def _read_format(files: PoseFiles, downscale: int, images: Path | None, model: int) -> Capture:
     if files.format == "COLMAP":
         return read_colmap(files, downscale=downscale, images=images, number=model)
     if model >= 0:
@@ -308,13 +328,21 @@ def _photos_below(folder: Path) -> dict[Path, int]:
         if "run.json" in files and place != str(folder):
             folders.clear()
             continue
-        num = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files if name[0] != ".")
+        num = _num_photos(name for name in files if name[0] != ".")
         holds = Path(place) if Path(place).name != "images" or place == str(folder) else Path(place).parent
         if num:
             found[holds] = found.get(holds, 0) + num
         deep = len(Path(place).relative_to(folder).parts) >= 2
         folders[:] = [] if deep else sorted(name for name in folders if _may_hold_photos(name, folders))
     return found
+
+
+def _num_photos(names: Iterable[str]) -> int:
+    """Return how many photos files are, by their names: a raw one beside its picture is none of its own."""
+    photos = [path for path in map(PurePosixPath, names) if path.suffix.lower() in PHOTO_SUFFIXES]
+    raw = [path for path in photos if path.suffix.lower() in RAW_SUFFIXES]
+    pictures = {path.stem for path in photos if path not in raw}
+    return len(photos) - sum(path.stem in pictures for path in raw)
 
 
 def _scene(

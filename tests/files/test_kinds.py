@@ -51,6 +51,16 @@ def test_a_pointer_is_no_damaged_scene(tmp_path: Path, write, name: str) -> None
         load_scene(folder)
 
 
+BEGINNINGS = {
+    ".htm": b"<!doctype html>",
+    ".mp4": b"\0\0\0\x20ftypisom",
+    ".heic": b"\0\0\0\x24ftypheic",
+    ".heif": b"\0\0\0\x1cftypmif1",
+    ".avif": b"\0\0\0\x20ftypavif",
+    ".cr3": b"\0\0\0\x18ftypcrx ",
+}
+
+
 def written(path: Path) -> Path:
     """Write a file of the kind that its ending says."""
     if path.suffix == ".npz":
@@ -71,7 +81,7 @@ def written(path: Path) -> Path:
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(b"ply\n" * 99))
     else:
-        path.write_bytes({".htm": b"<!doctype html>", ".mp4": b"\0\0\0\x20ftypisom"}[path.suffix] + bytes(99))
+        path.write_bytes(BEGINNINGS[path.suffix] + bytes(99))
     return path
 
 
@@ -90,6 +100,10 @@ def written(path: Path) -> Path:
         (".jpg", "it is a JPEG picture"),
         (".htm", "it is a web page: download"),
         (".mp4", "it is a video: `splatstudio poses`"),
+        (".heic", "it is a HEIC picture"),
+        (".heif", "it is a HEIC picture"),
+        (".avif", "it is an AVIF picture"),
+        (".cr3", "it is a raw picture"),
     ],
 )
 def test_other_files_are_called_what_they_are(

@@ -123,6 +123,14 @@ def test_a_scene_in_an_archive_opens_and_is_unpacked_once(folder: Path, tmp_path
     assert (place / "mine").exists()  # it was not done again
 
 
+@pytest.mark.parametrize("name", ["a/IMG_1.HEIC", "IMG_1.heif", "IMG_1.CR2", "IMG_1.dng"])
+def test_photos_that_poses_are_estimated_of_are_photos_in_an_archive(tmp_path: Path, name: str) -> None:
+    place = unpacked(zipped(tmp_path / "a.zip", {name: b"1"}))
+    assert (place / name).read_bytes() == b"1"
+    with pytest.raises(ValueError, match=r"holds 1 photo but no camera poses.*`splatstudio poses"):
+        load_scene(tmp_path / "a.zip")
+
+
 def test_an_archive_that_has_changed_is_unpacked_again(folder: Path, tmp_path: Path) -> None:
     path = zipped(tmp_path / "all.zip", {PICTURE: b"1", "old.txt": b""})
     place = unpacked(path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command_line import CommandLine
 from PIL import Image
+from poses_of_programs import WRITERS
 from scene_builder import (
     TinyScene,
     cameras_bin,
@@ -337,3 +338,38 @@ def test_photos_in_a_hidden_folder_are_none_of_the_scene(tmp_path: Path) -> None
     write_pictures(tmp_path / "images/.splatstudio/poses/images", TINY)
     scene = load_scene(tmp_path)
     assert scene.unposed == () and not any("no pose" in note for note in scene.notes)
+
+
+def test_heic_and_raw_files_are_counted_as_the_photos_that_they_are(tmp_path: Path) -> None:
+    for name in ("1.HEIC", "2.heif", "3.jpg", "3.CR2", "4.CR2", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match="holds 4 photos but no camera poses"):
+        load_scene(tmp_path)
+
+
+@pytest.mark.parametrize("ending", [".HEIC", ".CR2", ".dng"])
+@pytest.mark.parametrize("program", ["COLMAP", "transforms.json", "Metashape", "RealityScan"])
+def test_photos_of_poses_that_are_heic_or_raw_are_told(tmp_path: Path, program: str, ending: str) -> None:
+    writers = {"COLMAP": write_colmap, "transforms.json": write_transforms}
+    if program in writers:
+        names = tuple(name.replace(".png", ending) for name in TINY.names)
+        folder = writers[program](tmp_path / "a", replace(TINY, names=tuple(f"{n}.png" for n in names)))
+        for file in (folder / "images").iterdir():
+            file.rename(file.with_suffix(""))
+        for file in (folder / "sparse/0/images.bin", folder / "transforms.json"):
+            if file.exists():
+                file.write_bytes(file.read_bytes().replace(f"{ending}.png".encode(), ending.encode()))
+    else:
+        folder = WRITERS[program](tmp_path / "a")
+        for file in (folder / "images").iterdir():
+            file.rename(file.with_suffix(ending))
+    with pytest.raises(ValueError, match=r"as HEIC or raw files, which .* save them as JPEG under the same"):
+        load_scene(folder)
+    photos = sorted((folder / "images").iterdir())
+    for file in photos[1:]:
+        file.rename(file.with_suffix(".png"))
+    scene = load_scene(folder)
+    assert len(scene.views) == len(TINY.names) - 1, "they are found under the ending that they have now"
+    assert any("1 of them are there as HEIC or raw files" in note for note in scene.notes)
+    photos[0].rename(photos[0].with_suffix(".png"))
+    assert len(load_scene(folder).views) == len(TINY.names)

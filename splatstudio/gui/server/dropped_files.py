@@ -15,9 +15,10 @@ from pathlib import Path, PurePosixPath
 from splatstudio.files.inputs import can_be_path
 from splatstudio.files.outputs import make_folder
 from splatstudio.gui.amounts import size
-from splatstudio.gui.server.folder_listing import PICTURES, kind_of_file
+from splatstudio.gui.server.folder_listing import kind_of_file
 from splatstudio.operating_system import hold, put_in_place
 from splatstudio.scene.archives import ENDINGS, MIN_FREE_BYTES
+from splatstudio.scene.capture import PHOTO_SUFFIXES
 
 FOLDER = "dropped"  # below the folder where the command was started
 PARTIAL = ".tmp-"  # how the folders begin whose files are still coming
@@ -71,7 +72,7 @@ def checked(told: object) -> DroppedFiles:
     if len(loose) == 1 == len(files) and kind_of_file(loose[0]) is not None:
         return DroppedFiles(loose[0], files, is_file=True)
     if len(loose) == len(files):
-        wrong = next((name for name in loose if not name.lower().endswith(PICTURES)), None)
+        wrong = next((name for name in loose if not name.lower().endswith(PHOTO_SUFFIXES)), None)
         if wrong is not None:
             raise ValueError(f"{wrong} cannot be opened together with what came, or at all. {_WHAT}")
         return DroppedFiles("photos", files, is_file=False)
@@ -130,7 +131,7 @@ def _file(told: object) -> tuple[PurePosixPath, int]:
 
 
 def _is_of_use(name: str) -> bool:
-    return name.lower().endswith(PICTURES) or kind_of_file(name) is not None or name == "run.json"
+    return name.lower().endswith(PHOTO_SUFFIXES) or kind_of_file(name) is not None or name == "run.json"
 
 
 def _write(target: Path, num_bytes: int, next_block: Callable[[], bytes]) -> None:

@@ -17,15 +17,13 @@ from typing import Literal
 
 from splatstudio.files.run import newest_step
 from splatstudio.gui.amounts import counted, size
-from splatstudio.poses.input import HEIF_SUFFIXES, IMAGE_FOLDERS
-from splatstudio.poses.raw import RAW_SUFFIXES
+from splatstudio.poses.input import IMAGE_FOLDERS
 from splatstudio.scene.archives import ENDINGS as ARCHIVES
-from splatstudio.scene.capture import IMAGE_SUFFIXES
+from splatstudio.scene.capture import PHOTO_SUFFIXES
 from splatstudio.scene.layout import VIDEO_SUFFIXES, pose_files
 
 # Those that `splatstudio.formats` reads, which needs torch: a test compares.
 MODELS = (".ply", ".spz", ".sog", ".splat", ".ksplat", ".pt", ".pth", ".ckpt")
-PICTURES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
 MOST_NAMES = 20_000  # of a folder that are read
 MOST_SHOWN = 100  # at a time
 MOST_LOOKED_AT = 1000  # names of a folder below, which tell what it is
@@ -119,7 +117,7 @@ def list_folder(folder: Path, bounds: Bounds, first: int = 0) -> FolderListing:
                 num_unnamed += 1
             elif os.path.isdir(item.path):  # where `item.is_dir` raises for a link in a circle
                 folders.append(item.name)
-            elif item.name.lower().endswith(PICTURES):
+            elif item.name.lower().endswith(PHOTO_SUFFIXES):
                 num_pictures += 1
             elif kind_of_file(item.name) is not None and os.path.isfile(item.path):
                 files.append(item.name)
@@ -176,10 +174,10 @@ def _kind_of_folder(folder: Path) -> tuple[Kind, str]:
         return "Scene", f"camera poses of {poses.format}"
     if _is_other_output(names):
         return "Model", "the output of another program"
-    if not any(name.endswith(PICTURES) for name in names):
+    if not any(name.endswith(PHOTO_SUFFIXES) for name in names):
         below = next((name for name in IMAGE_FOLDERS if name in names), None)
         names = [] if below is None else _names_in(folder / below)
-    num_pictures = sum(name.endswith(PICTURES) for name in names)
+    num_pictures = sum(name.endswith(PHOTO_SUFFIXES) for name in names)
     if num_pictures < FEWEST_PHOTOS:  # videos are listed one by one
         return "Folder", ""
     more = "more than " if len(names) == MOST_LOOKED_AT else ""

@@ -24,7 +24,7 @@ from splatstudio.poses.install import refuse_without_colmap
 from splatstudio.poses.records import NoRoom, PoseReport, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.words import report_text
-from splatstudio.scene.layout import estimated_poses, is_video, pose_files, poses_below, poses_of_pictures
+from splatstudio.scene.layout import estimated_poses, is_video, pose_files, poses_below, scene_of_pictures
 from splatstudio.settings.setting import typed_path
 
 STAGES = {
@@ -147,7 +147,7 @@ def lacks_poses(path: Path) -> bool:
     if not path.is_dir() or pose_files(path) is not None or (path / "run.json").exists():
         return False
     try:
-        known = poses_below(path) or poses_of_pictures(path)
+        known = poses_below(path) or scene_of_pictures(path)
         return known is None and len(find_sources(path)) > 0
     except (ValueError, OSError):  # several scenes, or no permission: who opens it says so
         return False

@@ -23,7 +23,7 @@ from splatstudio.operating_system import put_in_place
 from splatstudio.scene.capture import PHOTO_SUFFIXES, is_apple_double
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".r3d")
 STAMP = ".unpacked"  # in the folder, with size, time and content of the archive that it was made of
 MADE = (STORE, "runs")  # folders of what is made of the photos, not of what is in the archive
 MOST_FILES = 200_000
@@ -206,7 +206,7 @@ def _write(entry: _Entry, place: Path) -> None:
 def _entries(path: Path) -> Iterator[Iterator[_Entry]]:
     """Open an archive and yield its files and links, in its order."""
     with open_input(path) as file:
-        if path.suffix.lower() == ".zip":
+        if path.suffix.lower() in (".zip", ".r3d"):  # the latter is Record3D's
             with zipfile.ZipFile(file) as archive:
                 yield (
                     _of_zip(path, archive, info) for info in archive.infolist() if info.filename[-1:] != "/"

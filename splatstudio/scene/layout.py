@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from splatstudio.error_text import first_of
+from splatstudio.error_text import as_utf8, first_of
 from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.colmap_model import num_registered
 
@@ -25,7 +26,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mts", ".3gp
 # Folders of what belongs to a scene, beside its poses: its photos, smaller copies of them, and what other
 # programs make for each photo. Others whose names begin so, as images_of_the_church, are the user's own.
 COPIES = re.compile(r"(images|input)_\d+(_png)?")
-MADE_OF_PHOTOS = re.compile(r"(masks?|depths?|normals?)(_(\d+|maps?|npy|png))?")
+MADE_OF_PHOTOS = re.compile(r"(masks?|depths?|normals?|confidences?)(_(\d+|maps?|npy|png))?")
 
 
 class NoPhotos(ValueError):
@@ -54,18 +55,24 @@ Format = Literal[
     "RealityScan",
 ]
 
-# Files of poses of other programs: where in a scene's folder, how they begin, and where the pictures are.
+# Files of poses of other programs: where in a scene's folder, what is in them, and where the pictures are.
 OTHERS: tuple[tuple[Format, str, bytes, tuple[str, ...]], ...] = (
     ("OpenSfM", "reconstruction.json", b"", ("images",)),
     ("OpenSfM", "opensfm/reconstruction.json", b"", ("images", "opensfm/images")),  # OpenDroneMap's
     ("Polycam", "keyframes/corrected_cameras", b"", ("keyframes/corrected_images",)),
     ("Polycam", "keyframes/cameras", b"", ("keyframes/images",)),
     ("Record3D", "rgb/../metadata", b"{", ("rgb",)),  # beside a folder rgb alone
-    ("3D Scanner App", "frame_00000.json", b"{", ()),
+    ("Record3D", "rgbd/../metadata", b"{", ("rgbd",)),  # as in a .r3d
+    ("Record3D", "rgb/../metadata.json", b'"poses"', ("rgb",)),  # other programs have one, too
+    ("Record3D", "rgbd/../metadata.json", b'"poses"', ("rgbd",)),
+    ("3D Scanner App", "frame_*.json", b'"cameraPoseARFrame"', ()),  # the first, whatever its number
     ("Metashape", "*.xml", b"<chunk", ("images", "photos")),
     ("RealityScan", "*.csv", b"#name,", ("images", "photos")),
 )
-NUM_BYTES = 4096  # that a mark is looked for in
+NUM_BYTES = 4096  # that a mark is looked for in; a key of JSON may be anywhere
+MOST_BYTES = 1 << 26
+PARTS_OF_OTHERS = {part for *_, names in OTHERS for name in names for part in name.split("/")}
+EXPORTS = (".xml", ".csv")  # of which a folder may hold several
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class PoseFiles:
     upright: bool = False  # z is up, as the program that made them knows
     file: Path | None = None  # of another program
     pictures: tuple[str, ...] = ()  # folders in which that has its photos
+    notes: tuple[str, ...] = ()  # on files that are not used
 
     @property
     def of_pictures_as_taken(self) -> bool:
@@ -172,26 +180,86 @@ def posed_by(file: Path) -> PoseFiles | None:
 
 
 def _of_others(folder: Path) -> PoseFiles | None:
-    return next(_all_of_others(folder), None)
+    """Return the poses of another program, the first of those with pictures; a note names files not used."""
+    found = list(_all_of_others(folder))
+    if not found:
+        return None
+    # Polycam's corrected poses are none of its pictures as taken.
+    chosen = next((each for each in found if each.format != "Polycam" or _has_pictures(each)), found[0])
+    if chosen != found[0]:
+        note = f"{found[0].file} is not used: its pictures are not in {found[0].pictures[0]}"
+        return replace(chosen, notes=(note,))
+    others = [each.file for each in found if each.file is not None and each.file.suffix.lower() in EXPORTS]
+    if chosen.file not in others or len(others) < 2:
+        return chosen
+    used, *unused = (as_utf8(file.name) for file in others)
+    note = f"{folder} holds {len(others)} files of camera poses: {used} is used,"
+    note = f"{note} {first_of(unused, MOST_LISTED)} not; open one of them by its own name to use that"
+    return replace(chosen, notes=(note,))
+
+
+def _has_pictures(files: PoseFiles) -> bool:
+    return any((files.folder / name).is_dir() for name in files.pictures)
 
 
 def _all_of_others(folder: Path) -> Iterator[PoseFiles]:
     for form, where, mark, pictures in OTHERS:
-        for file in sorted(folder.glob(where)) if "*" in where else [folder / where]:
-            if _holds_json(file) if not file.suffix and not mark else _begins_with(file, mark):
-                yield PoseFiles(folder, form, file=Path(os.path.normpath(file)), pictures=pictures)
+        for file in _called(folder, where) if "*" in where else [folder / where]:
+            if _holds_json(file) if not file.suffix and not mark else _holds(file, mark):
+                there = tuple(folder_called(folder, name).relative_to(folder).as_posix() for name in pictures)
+                yield PoseFiles(folder, form, file=Path(os.path.normpath(file)), pictures=there)
+
+
+def _called(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a pattern whatever their case; of numbered frames the first alone."""
+    beginning, ending = pattern.split("*")
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(ending))
+    except OSError:  # who opens it says so
+        return []
+    names = [name for name in names if name.startswith(beginning)]
+    return [folder / name for name in (names[:1] if beginning else names)]
+
+
+def folder_called(folder: Path, name: str) -> Path:
+    """Return the folder `name` in another, or the only one that differs in case or how letters are written.
+
+    Where there is none, its path as it is named.
+    """
+    place = folder
+    for part in PurePosixPath(name).parts:
+        if not (place / part).is_dir():
+            alike = [each for each in _folders_in(place) if folded(each) == folded(part)]
+            part = alike[0] if len(alike) == 1 else part
+        place = place / part
+    return place
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def folded(text: str) -> str:
+    """Return a name as those are compared whose case or way to write an accent differs between systems."""
+    return unicodedata.normalize("NFC", text).lower()
 
 
 def _holds_json(folder: Path) -> bool:
     return folder.is_dir() and next(folder.glob("*.json"), None) is not None
 
 
-def _begins_with(file: Path, mark: bytes) -> bool:
+def _holds(file: Path, mark: bytes) -> bool:
+    """Return whether a mark is in a file, near its beginning where it is no key; UTF-16 is read, too."""
     try:
         with open_input(file) as opened:
-            return mark in opened.read(NUM_BYTES)
+            content = opened.read(MOST_BYTES if mark.startswith(b'"') else NUM_BYTES)
     except OSError:
         return False
+    return mark in content or mark in content.replace(b"\0", b"")
 
 
 def _models_in(base: Path) -> tuple[Path, ...]:
@@ -219,18 +287,32 @@ def poses_below(folder: Path, besides: PoseFiles | None = None) -> PoseFiles | N
     raise SeveralScenes(folder, [(files.folder, files.size) for files in found])
 
 
-def poses_of_pictures(folder: Path) -> PoseFiles | None:
-    """Return the poses of the scene whose photos are in `folder`, as `images` beside `sparse`.
+def scene_of_pictures(folder: Path) -> Path | None:
+    """Return the folder of the scene whose photos are in `folder`, as `images` beside `sparse`.
 
-    None for other folders, and for one that has poses itself.
+    Or in a part of it, as Polycam's `keyframes`. None for other folders, and for one that has poses itself.
     """
     folder = folder.absolute()
-    if folder.name != "images" and not COPIES.fullmatch(folder.name):
+    usual = folder.name.lower() == "images" or COPIES.fullmatch(folder.name)
+    if not usual and folder.name.lower() not in PARTS_OF_OTHERS:
         return None
     try:
-        return pose_files(folder.parent) if pose_files(folder) is None else None
+        if pose_files(folder) is not None:
+            return None
+        if usual and pose_files(folder.parent) is not None:
+            return folder.parent
+        for above in folder.parents[:2]:
+            if any(_is_part(folder, files) for files in _all_of_others(above)):
+                return above
     except OSError:  # whoever opens that says so
         return None
+    return None
+
+
+def _is_part(folder: Path, files: PoseFiles) -> bool:
+    """Return whether a folder is that of the pictures of poses, or has it, as one of several parts."""
+    places = [files.folder / name for name in files.pictures]
+    return folder != files.folder and folder in (*places, *(place.parent for place in places))
 
 
 def holds_several(path: Path) -> bool:

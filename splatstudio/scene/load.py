@@ -44,7 +44,7 @@ from splatstudio.scene.layout import (
     pose_files,
     posed_by,
     poses_below,
-    poses_of_pictures,
+    scene_of_pictures,
 )
 from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
@@ -132,10 +132,10 @@ def load_scene(
     if is_archive(folder):
         archive, folder = folder, unpacked(folder)
         notes = (f"{archive} is unpacked: {folder} is opened",)
-    elif poses_of_pictures(folder) is not None:
-        notes = (f"{folder} has no camera poses itself: {folder.parent} is opened",)
-        images_folder = images_folder or (None if folder.name == "images" else str(folder))
-        folder = folder.parent
+    elif (above := scene_of_pictures(folder)) is not None:
+        notes = (f"{folder} has no camera poses itself: {above} is opened",)
+        images_folder = images_folder or (str(folder) if COPIES.fullmatch(folder.name) else None)
+        folder = above
 
     def read() -> tuple[Path, Capture]:
         scene = _poses_of_video(folder) if is_video(folder) else folder
@@ -282,7 +282,8 @@ def _read_format(files: PoseFiles, downscale: int, images: Path | None, model: i
     if files.format == "Blender":
         return read_blender(files.folder, images)
     if files.file is not None:
-        return capture_of(files, READERS[files.format](files.file), images)
+        capture = capture_of(files, READERS[files.format](files.file), images)
+        return replace(capture, notes=(*files.notes, *capture.notes))
     return read_transforms(files.folder / "transforms.json", images)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import CommandLine
 from PIL import Image
-from poses_of_programs import WRITERS
+from poses_of_programs import WRITERS, write_metashape, write_polycam, write_record3d, write_scanner_app
 from scene_builder import (
     TinyScene,
     cameras_bin,
@@ -373,3 +373,92 @@ def test_photos_of_poses_that_are_heic_or_raw_are_told(tmp_path: Path, program: 
     assert any("1 of them are there as HEIC or raw files" in note for note in scene.notes)
     photos[0].rename(photos[0].with_suffix(".png"))
     assert len(load_scene(folder).views) == len(TINY.names)
+
+
+@pytest.mark.parametrize("program", ["Metashape", "RealityScan"])
+def test_the_case_and_the_mark_of_a_file_of_poses_do_not_matter(tmp_path: Path, program: str) -> None:
+    folder = WRITERS[program](tmp_path / "a")
+    (file,) = (path for path in folder.iterdir() if path.is_file())
+    text = file.read_text()
+    file.unlink()
+    (folder / f"Kameras{file.suffix.upper()}").write_text(text, encoding="utf-8-sig")
+    (folder / "images").rename(folder / "Photos")
+    scene = load_scene(folder)
+    assert scene.format == program and len(scene.views) == len(TINY.names)
+    assert load_scene(folder / "Photos").path == folder
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_an_xml_may_be_of_utf_16(tmp_path: Path, encoding: str) -> None:
+    folder = write_metashape(tmp_path / "a")
+    text = (folder / "cameras.xml").read_text().replace("UTF-8", "UTF-16")
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    (folder / "cameras.xml").write_bytes((mark + text).encode(encoding))
+    assert load_scene(folder).format == "Metashape"
+
+
+@pytest.mark.parametrize(("pictures", "table"), [("rgbd", "metadata"), ("rgb", "metadata.json")])
+def test_record3d_has_its_pictures_in_either_folder(tmp_path: Path, pictures: str, table: str) -> None:
+    folder = write_record3d(tmp_path / "a")
+    (folder / "rgb").rename(folder / pictures)
+    (folder / "metadata").rename(folder / table)
+    scene = load_scene(folder)
+    assert scene.format == "Record3D" and len(scene.views) == len(TINY.names)
+    archive = shutil.make_archive(str(tmp_path / "capture"), "zip", folder)
+    record = Path(archive).rename(tmp_path / "capture.r3d")
+    assert len(load_scene(record).views) == len(TINY.names)
+
+
+def test_other_programs_metadata_beside_pictures_are_no_poses(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "rgb", TINY)
+    (tmp_path / "metadata.json").write_text('{"0": {"warp_id": 0}}')
+    with pytest.raises(ValueError, match="no camera poses"):
+        load_scene(tmp_path)
+
+
+def test_a_scan_may_begin_with_any_frame(tmp_path: Path) -> None:
+    folder = write_scanner_app(tmp_path / "a")
+    for file in folder.glob("frame_00000.*"):
+        file.unlink()
+    scene = load_scene(folder)
+    assert scene.format == "3D Scanner App" and len(scene.views) == len(TINY.names) - 1
+
+
+@pytest.mark.parametrize("place", ["keyframes", "keyframes/corrected_images"])
+def test_who_names_a_part_of_a_recording_opens_it(tmp_path: Path, place: str) -> None:
+    folder = write_polycam(tmp_path / "a")
+    write_pictures(folder / "keyframes/confidence", TINY)
+    assert not lacks_poses(folder / place)
+    scene = load_scene(folder / place)
+    assert scene.path == folder and len(scene.views) == len(TINY.names)
+    assert f"{folder / place} has no camera poses itself: {folder} is opened" in scene.notes
+
+
+def test_maps_of_confidence_are_no_photos(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "confidence", TINY)
+    write_pictures(tmp_path / "photos", TINY)
+    with pytest.raises(ValueError, match=f"photos holds {len(TINY.names)} photos but no camera poses"):
+        load_scene(tmp_path)
+
+
+def test_corrected_poses_are_not_used_with_pictures_as_taken(tmp_path: Path) -> None:
+    folder = write_polycam(tmp_path / "a") / "keyframes"
+    shutil.copytree(folder / "corrected_cameras", folder / "cameras")
+    for file in (folder / "corrected_cameras").iterdir():
+        file.write_text(file.read_text().replace('"fx": ', '"fx": 9'))
+    assert load_scene(folder.parent).cameras[0].K[0, 0] > 900
+    (folder / "corrected_images").rename(folder / "images")
+    scene = load_scene(folder.parent)
+    assert scene.cameras[0].K[0, 0] == TINY.focal
+    assert any("corrected_cameras is not used" in note for note in scene.notes)
+
+
+def test_of_several_exports_in_a_folder_a_note_names_those_not_used(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "a")
+    text = (folder / "cameras.xml").read_text()
+    (folder / "newer.xml").write_text(text.replace('<group id="0"', '<group id="1"'))
+    assert load_scene(folder).notes[0] == (
+        f"{folder} holds 2 files of camera poses: cameras.xml is used, newer.xml not; open one of them by its"
+        " own name to use that"
+    )
+    assert not any("is used" in note for note in load_scene(folder / "newer.xml").notes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -77,6 +78,7 @@ class ImageFolder:
     def __init__(self, folder: Path, *, deep: bool = True):
         self.folder = folder
         self._by_name: dict[str, Path] = {}
+        self._by_folded: dict[str, list[Path]] = {}  # by the name, as `folded` writes it
         self._by_stem: dict[str, list[Path]] = {}
         self._by_last: dict[str, list[Path]] = {}  # by the stem without its folders
         self._unread: dict[str, set[str]] = {}  # raw files and HEIC: stems by their last part
@@ -94,6 +96,7 @@ class ImageFolder:
                         continue
                     self._by_name[relative] = path
                     if path.suffix.lower() in IMAGE_SUFFIXES:
+                        self._by_folded.setdefault(folded(relative), []).append(path)
                         self._by_stem.setdefault(_stem(relative), []).append(path)
                         self._by_last.setdefault(_stem(as_utf8(name)), []).append(path)
         except OSError as error:
@@ -127,15 +130,38 @@ class ImageFolder:
         return found[0] if len(found) == 1 and not _leads_nowhere(found[0]) else None
 
     def find(self, name: str) -> Path | None:
-        """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
+        """Return the file called `name`, or the only picture that differs from it in its ending, or None.
+
+        Case, and the way in which a letter with an accent is written, matter only where nothing else differs.
+        """
         exact = self._by_name.get(name)
         if exact is not None:
             return None if _leads_nowhere(exact) else exact
-        for key in (_stem(name), name.lower()):  # the second: `name` has no ending but a dot in it
-            paths = self._by_stem.get(key, [])
-            if len(paths) == 1:
+        whole = folded(name)
+        # The last: `name` has no ending but a dot in it.
+        for paths in (self._by_folded.get(whole), self._by_stem.get(_stem(name)), self._by_stem.get(whole)):
+            if paths is not None and len(paths) == 1:
                 return None if _leads_nowhere(paths[0]) else paths[0]
         return None
+
+    def end_found(self, listed: str) -> str | None:
+        """Return the longest end of a listed path under which `find` finds something, or None.
+
+        Paths of another machine begin with folders that are not here, or part them by backslashes.
+        """
+        return next((end for end in ends_of(listed) if self.find(end) is not None), None)
+
+
+def ends_of(listed: str) -> Iterator[str]:
+    """Yield a listed path with slashes, then what is left of it without its first folder, and so on."""
+    parts = PurePosixPath(listed.replace("\\", "/")).parts
+    for start in range(len(parts)):
+        yield "/".join(parts[start:])
+
+
+def folded(text: str) -> str:
+    """Return a name as those are compared whose case or way to write an accent differs between systems."""
+    return unicodedata.normalize("NFC", text).lower()
 
 
 def _leads_nowhere(path: Path) -> bool:
@@ -215,7 +241,7 @@ def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
 def _stem(name: str) -> str:
     path = Path(name)
     has_ending = path.suffix.lower() in PHOTO_SUFFIXES
-    return (path.with_suffix("") if has_ending else path).as_posix().lower()
+    return folded((path.with_suffix("") if has_ending else path).as_posix())
 
 
 def _raise(error: OSError) -> None:

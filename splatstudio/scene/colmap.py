@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from splatstudio.scene.capture import (
     Capture,
     CapturedPhoto,
     ImageFolder,
+    ends_of,
     find_mask,
     missing_note,
     note_on_masks,
     unposed_note,
 )
 from splatstudio.scene.colmap_model import ColmapModel, num_registered
-from splatstudio.scene.layout import NoPhotos, PoseFiles
+from splatstudio.scene.layout import NoPhotos, PoseFiles, folder_called
 from splatstudio.scene.normalize import read_kept_frame
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.scene import Scene
@@ -56,7 +58,9 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     order = np.argsort(ids, kind="stable")
     ids, points = ids[order], points[order] @ scene.transform[:3, :3].T + scene.transform[:3, 3]
     shown: dict[str, np.ndarray] = {}
-    for name, observed in reader.read_observed_points(folder / f"images.{kind}").items():
+    names = {view.name for view in scene.views}
+    for listed, observed in reader.read_observed_points(folder / f"images.{kind}").items():
+        name = listed if listed in names else next((e for e in ends_of(listed) if e in names), listed)
         places = np.searchsorted(ids, observed).clip(0, max(len(ids) - 1, 0))
         known = np.unique(places[ids[places] == observed]) if len(ids) else places
         if len(known):
@@ -76,11 +80,18 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
     sparse, notes = _chosen_model(files, number)
     model = read_model(sparse)
     names = [image.name for image in model.images]
+    more: list[str] = []
     if images is None:
         photos, more = _photos(files, names, downscale)
     else:
-        photos, more = ImageFolder(images), []
+        photos = ImageFolder(images)
     images_dir = photos.folder
+    called = _found(photos, names) or _found(photos, names, by_ends=True)
+    if any(name != end for name, end in called.items()):
+        more.append(
+            f"the photos are not at the listed paths, as {names[0]}: those of the same names in {images_dir}"
+            " are used"
+        )
     masks, full = _masks(files.folder, images_dir), _of_full_size(images_dir)
     shots, missing = [], []
     for image in model.images:
@@ -90,15 +101,14 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
                 f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras file "
                 "does not hold; export the model again"
             )
-        path = photos.find(image.name)
-        if path is None:
+        name = called.get(image.name)
+        path = None if name is None else photos.find(name)
+        if name is None or path is None:
             missing.append(image.name)
             continue
-        mask = find_mask(masks, image.name)
-        whole = None if full is None else full.find(image.name)
-        shots.append(
-            CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask, full_image_path=whole)
-        )
+        mask = find_mask(masks, name)
+        whole = None if full is None else full.find(name)
+        shots.append(CapturedPhoto(name, image.viewmat, path, lens, mask_path=mask, full_image_path=whole))
     notes = [*notes, *model.notes, *more, *note_on_masks(masks, (shot.mask_path for shot in shots))]
     if missing:
         note = missing_note(sorted(missing), str(images_dir))
@@ -141,17 +151,20 @@ def _chosen_model(files: PoseFiles, number: int) -> tuple[Path, list[str]]:
 
 
 def _photos(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[ImageFolder, list[str]]:
-    """Return the folder of the photos `names`, and a note where it is not the one to be expected."""
+    """Return the folder of the photos `names`, and a note where it is not the one to be expected.
+
+    It is the first that has some; where none has, the first that has some by the ends of their paths.
+    """
     first: ImageFolder | None = None
-    for root in _roots(files):
+    for root, by_ends in [(root, by_ends) for by_ends in (False, True) for root in _roots(files)]:
         # Pictures as they were taken, whose lenses the models in distorted/ describe.
-        taken = [[root / "input"], [root]]
+        taken = [[folder_called(root, "input")], [root]]
         smaller = [[root / f"images_{k}"] for k in IMAGES_OF_SIZES]
-        usual = [[root / f"images_{downscale}"] * (downscale > 1) + [root / "images"]]
+        usual = [[root / f"images_{downscale}"] * (downscale > 1) + [folder_called(root, "images")]]
         for places in taken if files.of_pictures_as_taken else usual + taken + smaller:
-            deep = places != [root] or any("/" in name for name in names)
+            deep = places != [root] or any("/" in name or (by_ends and "\\" in name) for name in names)
             folders = [ImageFolder(place, deep=deep) for place in places if place.is_dir()]
-            counts = [sum(folder.find(name) is not None for name in names) for folder in folders]
+            counts = [len(_found(folder, names, by_ends=by_ends)) for folder in folders]
             if max(counts, default=0) == 0:
                 if first is None and folders and places != [root]:
                     first = folders[-1]
@@ -176,9 +189,21 @@ def _photos(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[Ima
     )
 
 
+def _found(photos: ImageFolder, names: Sequence[str], *, by_ends: bool = False) -> dict[str, str]:
+    """Return what those of the photos `names` that are in a folder are called there.
+
+    That is their name, or the longest end of it that is there; what would be the end of several is none's.
+    """
+    if not by_ends:
+        return {name: name for name in names if photos.find(name) is not None}
+    ends = {name: end for name in names if (end := photos.end_found(name)) is not None}
+    times = Counter(photos.find(end) for end in ends.values())
+    return {name: end for name, end in ends.items() if times[photos.find(end)] == 1}
+
+
 def _of_full_size(images_dir: Path) -> ImageFolder | None:
     """Return the photos of which those in a folder `images_k` are smaller copies; None: there are none."""
-    full = images_dir.with_name("images")
+    full = folder_called(images_dir.parent, "images")
     return ImageFolder(full) if SMALLER.fullmatch(images_dir.name) and full.is_dir() else None
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from splatstudio.error_text import as_utf8, first_of
 from splatstudio.files.inputs import open_input, read_input
+from splatstudio.scene.capture import folded
 from splatstudio.scene.colmap_model import num_registered
 
 PARTS = ("cameras", "images", "points3D")
@@ -227,7 +227,7 @@ def folder_called(folder: Path, name: str) -> Path:
     Where there is none, its path as it is named.
     """
     place = folder
-    for part in PurePosixPath(name).parts:
+    for part in Path(name).parts:
         if not (place / part).is_dir():
             alike = [each for each in _folders_in(place) if folded(each) == folded(part)]
             part = alike[0] if len(alike) == 1 else part
@@ -241,11 +241,6 @@ def _folders_in(folder: Path) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir()]
     except OSError:
         return []
-
-
-def folded(text: str) -> str:
-    """Return a name as those are compared whose case or way to write an accent differs between systems."""
-    return unicodedata.normalize("NFC", text).lower()
 
 
 def _holds_json(folder: Path) -> bool:

@@ -172,8 +172,10 @@ def _called(name: str, folder: ImageFolder) -> list[Path]:
 
 def _picture_of(name: str, folder: ImageFolder) -> Path | None:
     """Return the photo of a frame: labels are often names alone, while the photos lie in several folders."""
-    alone = PurePosixPath(name).name
-    return folder.find(name) or folder.find(alone) or folder.find_below(alone)
+    if (exact := folder.find(name)) is not None:
+        return exact
+    end = folder.end_found(name)
+    return folder.find_below(PurePosixPath(name.replace("\\", "/")).name) if end is None else folder.find(end)
 
 
 def _of_one_frame(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], str | None]:

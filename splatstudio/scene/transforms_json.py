@@ -25,7 +25,7 @@ from splatstudio.scene.capture import (
     unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE, panorama
-from splatstudio.scene.layout import NoPhotos
+from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import DamagedPhoto, picture_header
 from splatstudio.scene.point_ply import read_point_ply
@@ -353,7 +353,11 @@ class _Pictures:
     def folder(self, where: Path) -> ImageFolder | None:
         """Return the pictures in a folder, None where there is none."""
         if where not in self.folders:
-            self.folders[where] = ImageFolder(where, deep=False) if where.is_dir() else None
+            anchor = Path(where.anchor)
+            place = where if where.is_dir() else folder_called(anchor, str(where.relative_to(anchor)))
+            self.folders[where] = self.folders[place] = (
+                ImageFolder(place, deep=False) if place.is_dir() else None
+            )
         return self.folders[where]
 
     def found(self, base: Path, num_dropped: int) -> list[Path | None]:

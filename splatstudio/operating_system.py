@@ -73,6 +73,11 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def as_file_name(name: str) -> str:
+    """Return `name` as a file can be called here: on Windows a colon parts a file from a stream in it."""
+    return name.replace(":", "_") if WINDOWS else name
+
+
 def sync_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk; Windows writes them with the files."""
     if WINDOWS:

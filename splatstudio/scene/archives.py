@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import lzma
 import os
+import re
 import secrets
 import shutil
 import tarfile
@@ -19,12 +20,13 @@ from typing import IO
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import can_be_path, open_input, read_input, sha256_of
 from splatstudio.files.kinds import kind_of_file
-from splatstudio.operating_system import put_in_place
+from splatstudio.operating_system import as_file_name, put_in_place
 from splatstudio.scene.capture import PHOTO_SUFFIXES, is_apple_double
 from splatstudio.scene.layout import STORE, VIDEO_SUFFIXES
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".r3d")
 STAMP = ".unpacked"  # in the folder, with size, time and content of the archive that it was made of
+DRIVE = re.compile(r"[A-Za-z]:")
 MADE = (STORE, "runs")  # folders of what is made of the photos, not of what is in the archive
 MOST_FILES = 200_000
 MOST_HEADER_BYTES = 1 << 20  # of a tar's long names, which are read into memory
@@ -181,13 +183,13 @@ def _place(path: Path, name: str) -> PurePosixPath:
     place = PurePosixPath(name.replace("\\", "/"))
     if not place.parts:
         raise zipfile.BadZipFile("a file has no name")
-    outside = place.is_absolute() or ".." in place.parts or ":" in "".join(place.parts[:1])
+    outside = place.is_absolute() or ".." in place.parts or DRIVE.match(place.parts[0]) is not None
     if outside or not can_be_path(name):
         raise ValueError(
             f"{path} holds a file {name[:80]!r}, which would lie outside of its folder: it is not unpacked;"
             " get it from whom you trust"
         )
-    return place
+    return PurePosixPath(*map(as_file_name, place.parts))
 
 
 def _write(entry: _Entry, place: Path) -> None:
@@ -208,12 +210,15 @@ def _entries(path: Path) -> Iterator[Iterator[_Entry]]:
     with open_input(path) as file:
         if path.suffix.lower() in (".zip", ".r3d"):  # the latter is Record3D's
             with zipfile.ZipFile(file) as archive:
-                yield (
-                    _of_zip(path, archive, info) for info in archive.infolist() if info.filename[-1:] != "/"
-                )
+                yield (_of_zip(path, archive, info) for info in archive.infolist() if not _is_folder(info))
         else:
             with tarfile.open(fileobj=file, mode="r:*", tarinfo=_BoundedHeader) as archive:
                 yield (_of_tar(archive, info) for info in archive if not info.isdir())
+
+
+def _is_folder(info: zipfile.ZipInfo) -> bool:
+    """Return whether an entry is a folder: programs of Windows end these with a backslash."""
+    return info.filename.endswith("/") or (info.filename.endswith("\\") and info.file_size == 0)
 
 
 def _of_zip(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:

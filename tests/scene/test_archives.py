@@ -17,6 +17,7 @@ from command_line import CommandLine
 from format_models import model
 from scene_builder import tiny_scene, write_colmap
 
+from splatstudio import operating_system
 from splatstudio.formats import write_gaussians
 from splatstudio.scene import archives
 from splatstudio.scene.archives import is_archive, unpacked
@@ -186,7 +187,7 @@ def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../out.png", "/tmp/out.png", "a/../../out.png", "C:\\out.png", "..\\out.png"]
+    "name", ["../out.png", "/tmp/out.png", "a/../../out.png", "C:\\out.png", "..\\out.png", "./c:out.png"]
 )
 def test_a_file_outside_of_the_folder_refuses_the_archive(tmp_path: Path, name: str) -> None:
     for path in (
@@ -199,6 +200,25 @@ def test_a_file_outside_of_the_folder_refuses_the_archive(tmp_path: Path, name: 
         not list((tmp_path / ".splatstudio/unpacked").iterdir())
         and not (tmp_path.parent / "out.png").exists()
     )
+
+
+def test_a_colon_in_a_name_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "Scan 2026-05-01 12:30/a.png"
+    path = zipped(tmp_path / "a.zip", {name: b"1"})
+    assert (unpacked(path) / name).read_bytes() == b"1"
+    monkeypatch.setattr(operating_system, "WINDOWS", True)
+    other = tarred(tmp_path / "a.tgz", [(member(name), b"1")])
+    assert (unpacked(other) / "Scan 2026-05-01 12_30/a.png").read_bytes() == b"1"
+
+
+def test_folders_with_backslashes_are_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (("fox\\", b""), ("fox\\images\\", b""), ("fox\\images\\a.png", b"1")):
+            info = zipfile.ZipInfo("x")
+            info.filename = info.orig_filename = name
+            archive.writestr(info, content)
+    assert (unpacked(path) / "fox/images/a.png").read_bytes() == b"1"
 
 
 def locked(path: Path) -> None:

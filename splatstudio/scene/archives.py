@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import tarfile
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ MOST_HEADER_BYTES = 1 << 20  # of a tar's long names, which are read into memory
 MIN_FREE_BYTES = 2 << 30  # what is left of the disk
 BLOCK = 1 << 20
 UTF8_FLAG = 1 << 11  # of a ZIP's entry: its name is in UTF-8, not in that of MS-DOS
+CODE_PAGES = ("cp437", "cp1252", "cp850")
 
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, UnicodeError)
 
@@ -210,7 +212,10 @@ def _entries(path: Path) -> Iterator[Iterator[_Entry]]:
     with open_input(path) as file:
         if path.suffix.lower() in (".zip", ".r3d"):  # the latter is Record3D's
             with zipfile.ZipFile(file) as archive:
-                yield (_of_zip(path, archive, info) for info in archive.infolist() if not _is_folder(info))
+                page = _code_page(archive.infolist())
+                yield (
+                    _of_zip(path, archive, info, page) for info in archive.infolist() if not _is_folder(info)
+                )
         else:
             with tarfile.open(fileobj=file, mode="r:*", tarinfo=_BoundedHeader) as archive:
                 yield (_of_tar(archive, info) for info in archive if not info.isdir())
@@ -221,21 +226,39 @@ def _is_folder(info: zipfile.ZipInfo) -> bool:
     return info.filename.endswith("/") or (info.filename.endswith("\\") and info.file_size == 0)
 
 
-def _of_zip(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:
+def _of_zip(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, page: str) -> _Entry:
     if info.flag_bits & 1:
         raise ValueError(f"{path} is locked with a password: unpack it yourself, and open that folder")
     is_link = info.external_attr >> 28 == 0o12  # the kind of file, in the mode of Unix
-    return _Entry(_name_in_zip(info), info.file_size, None if is_link else lambda: archive.open(info))
+    return _Entry(_name_in_zip(info, page), info.file_size, None if is_link else lambda: archive.open(info))
 
 
-def _name_in_zip(info: zipfile.ZipInfo) -> str:
+def _name_in_zip(info: zipfile.ZipInfo, page: str) -> str:
     """Return a name, which some programs, as that of macOS, write in UTF-8 without saying so."""
     if info.flag_bits & UTF8_FLAG:
         return info.filename
     try:
-        return info.filename.encode("cp437").decode("utf-8")
-    except UnicodeError:
+        written = info.filename.encode("cp437")  # which Python takes it for
+    except UnicodeError:  # an extra field has it in Unicode
         return info.filename
+    for encoding in ("utf-8", page):
+        with suppress(UnicodeError):
+            return written.decode(encoding)
+    return info.filename
+
+
+def _code_page(entries: list[zipfile.ZipInfo]) -> str:
+    """Return the code page in which the letters of names that are not in UTF-8 are Latin, else MS-DOS's.
+
+    Programs of Windows write names in the one of the country where they run.
+    """
+    written = "".join(info.filename for info in entries if not info.flag_bits & UTF8_FLAG)
+    names = written.encode("cp437", "ignore")
+    for page in CODE_PAGES:
+        letters = {letter for letter in names.decode(page, "replace") if not letter.isascii()}
+        if all(unicodedata.name(letter, "").startswith("LATIN ") for letter in letters):
+            return page
+    return CODE_PAGES[0]
 
 
 def _of_tar(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Entry:

@@ -173,6 +173,18 @@ def test_names_in_utf_8_are_read_as_such(tmp_path: Path, says_so: bool) -> None:
     assert (unpacked(path) / "Fuchs für 1.png").read_bytes() == b"1"
 
 
+@pytest.mark.parametrize(
+    ("page", "name"), [("cp437", "Küche"), ("cp850", "À café"), ("cp1252", "Küche"), ("cp1252", "École")]
+)
+def test_names_of_programs_of_windows_are_read_in_their_code_page(
+    tmp_path: Path, page: str, name: str
+) -> None:
+    written = name.encode(page)
+    path = zipped(tmp_path / "a.zip", {f"{'@' * len(written)}/a.png": b"1"})
+    path.write_bytes(path.read_bytes().replace(b"@" * len(written), written))
+    assert (unpacked(path) / name / "a.png").read_bytes() == b"1"
+
+
 def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("link.png")
     link.external_attr = 0o120777 << 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.lens_models import LensKind
+
+WHOLE = re.compile(r"-?\d+(\.0*)?")
 
 
 @dataclass(frozen=True)
@@ -84,14 +88,24 @@ def num_registered(model: Path) -> int:
     try:
         binary, text = model / "images.bin", model / "images.txt"
         if not binary.exists():
-            lines = read_input(text).split(b"\n")
-            # A line of observations, which may be empty, follows each image's.
-            return (sum(not line.startswith(b"#") for line in lines) - (not lines[-1])) // 2
+            lines = read_input(text).removeprefix(codecs.BOM_UTF8).rstrip().split(b"\n")
+            lines = [line for line in lines if not line.startswith(b"#")]
+            if not any(lines):
+                return 0
+            # A line of observations, which may be empty, follows each image's; some programs leave them out.
+            second = b"".join(lines[1:2]).decode("utf-8", "replace")
+            return (len(lines) + 1) // 2 if are_observations(second) else len(lines)
         with open_input(binary) as file:
             (count,) = struct.unpack("<Q", file.read(8))
         return count if count <= binary.stat().st_size // SMALLEST_IMAGE else 0
     except (OSError, struct.error):
         return 0
+
+
+def are_observations(line: str) -> bool:
+    """Return whether a line holds x, y and the number of a point, any times; only the first are looked at."""
+    words = line.split()
+    return len(words) % 3 == 0 and all(WHOLE.fullmatch(word) for word in words[2:12:3])
 
 
 def unsupported_model(model: object, where: str) -> ValueError:

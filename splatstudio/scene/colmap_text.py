@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import (
     MODELS_BY_NAME,
     ColmapImage,
+    are_observations,
     colmap_lens,
     colmap_pose,
     unsupported_model,
 )
 from splatstudio.scene.lens import Lens
-
-WHOLE = re.compile(r"-?\d+(\.0*)?")
 
 
 def read_cameras(path: Path) -> dict[int, Lens]:
@@ -60,7 +58,7 @@ def read_images(path: Path) -> list[ColmapImage]:
         images.append(
             ColmapImage(name, camera_id, colmap_pose(pose[:4], pose[4:], f"{where} image {name!r}"))
         )
-        if not _are_observations(observations):
+        if not are_observations(observations):
             raise ValueError(
                 f"{path}, line {observations_at}, holds observations of image {name!r} but not three "
                 f"columns each, of which the third is a whole number; export the model again"
@@ -90,19 +88,13 @@ def _records(path: Path) -> list[tuple[int, str, tuple[int, str]]]:
     for number, line in rest:
         if line.strip():
             records.append((number, line, next(rest, (number + 1, ""))))
-    if all(_are_observations(observations) for _, _, (_, observations) in records):
+    if all(are_observations(observations) for _, _, (_, observations) in records):
         return records
     while not lines[-1][1].strip():
         lines.pop()
     if all(_is_image(line) for _, line in lines):
         return [(number, line, (number, "")) for number, line in lines]
     return records  # of which one is refused
-
-
-def _are_observations(line: str) -> bool:
-    """Return whether a line holds x, y and the number of a point, any times; the first ones are looked at."""
-    words = line.split()
-    return len(words) % 3 == 0 and all(WHOLE.fullmatch(word) for word in words[2:12:3])
 
 
 def _is_image(line: str) -> bool:

@@ -36,7 +36,7 @@ def listing(folder: Path, listed: Callable[[str], str], file: Callable[[str], st
 @pytest.mark.parametrize(
     ("listed", "file"),
     [
-        ("/home/old/images/{}", "{}"),
+        ("/mnt/old/images/{}", "{}"),
         ("D:\\Scan Ä\\images\\{}", "{}"),
         ("cam 1\\{}", "cam 1/{}"),
         ("/old/images/cam 1/{}", "cam 1/{}"),

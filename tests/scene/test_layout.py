@@ -32,6 +32,7 @@ from splatstudio.models.model import scene_shown_by
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
 from splatstudio.poses.estimate import lacks_poses
 from splatstudio.scene.colmap import visible_points
+from splatstudio.scene.colmap_model import num_registered
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
@@ -86,6 +87,12 @@ def test_models_of_text_are_counted_too(tmp_path: Path) -> None:
     (other / "sparse/0").rename(folder / "sparse/1")
     write_pictures(folder / "images", TINY)
     assert len(load_scene(folder).views) == 9
+    assert [num_registered(folder / "sparse" / model) for model in "01"] == [3, 9]
+    images = folder / "sparse/0/images.txt"
+    images.write_text("\n".join(filter(None, images.read_text().split("\n"))), encoding="utf-8-sig")
+    assert num_registered(images.parent) == 3, "without lines of observations"
+    images.write_text("# none\n")
+    assert num_registered(images.parent) == 0
 
 
 def test_a_damaged_count_is_not_the_largest(two_models: Path) -> None:

@@ -453,7 +453,9 @@ def _mask_of(record: Record, folder: Path, places: Sequence[Path], pictures: _Pi
         found = (find_mask(pictures.folder(place.parent), place.name) for place in places)
     else:
         path = _posix(listed)
-        ends = [folder.joinpath(*path.parts[number:]) for number in range(len(path.parts))]
+        if (folder / path).exists():  # whoever opens it refuses what is no file
+            return folder / path
+        ends = [folder.joinpath(*path.parts[number:]) for number in range(1, len(path.parts))]
         found = (end for end in (*ends, *(place.with_name(path.name) for place in places)) if end.is_file())
     return next((mask for mask in found if mask is not None), None)
 

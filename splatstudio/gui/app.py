@@ -13,6 +13,7 @@ import viser
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.path_words import as_argument
+from splatstudio.gui.close_bar import CloseBar
 from splatstudio.gui.dock import HomeBar, StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
@@ -238,6 +239,8 @@ class Studio:
         add = self._refresher.add
         add(StatusPanel(page))
         add(HomeBar(page, self.go_home, self.stay, lambda: self.has_home))
+        if self.controller.elsewhere:
+            add(CloseBar(page, self._leave))
         tabs = gui.add_tab_group()
         if project.can_train:
             with tabs.add_tab("Train") as tab:

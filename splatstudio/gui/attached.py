@@ -18,7 +18,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.files.run import CROP_FILE, PATHS_FOLDER, Run
 from splatstudio.gui.app import Studio, told_and_shown
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
-from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.controller import Controller, ModelInView
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.runtime.channel.remote_server import RunCard
@@ -110,9 +110,18 @@ class AttachedController(Controller):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        if self.status.state in ("starting", "loading", "training", "paused", "restarting"):
+        if self.status.state == "disconnected":
+            return Choice("Not connected", enabled=False)
+        if self.status.state in ("starting", "loading", "training", "paused"):
             return super().choice()
         return Choice("Ended", enabled=False)
+
+    @property
+    def in_view(self) -> ModelInView:
+        """Return what pictures, videos and exports are of: nothing of a training that is not connected."""
+        model = super().in_view
+        away = self.status.state == "disconnected" and model.worker is None
+        return replace(model, num_gaussians=None) if away else model
 
     # A new run is started where the machines are; this one has begun, and its processes leave at the end.
     can_begin_new_run = can_set_up = can_train_more = property(lambda _: False)

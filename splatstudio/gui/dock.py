@@ -49,6 +49,7 @@ BEHIND: dict[State, str] = {
     "paused": "The training behind it is paused",
     "finished": "The training behind it has stopped",
     "restarting": "The training behind it is being started again",
+    "disconnected": "The training behind it is not connected",
     "failed": "The training behind it has failed",
     "ended": "The training behind it has ended",
 }
@@ -494,8 +495,8 @@ class StatusPanel(Panel):
         project, other = controller.project, controller.other_model
         task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
-        viewers, newer = self.page.viewport.num_viewers, controller.newer_step
-        self._head.content = header_html(project.title, told, viewers, task, other, newer)
+        viewers = self.page.viewport.num_viewers
+        self._head.content = header_html(project.title, told, viewers, task, other, controller.newer_step)
         self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
         self._more.disabled = controller.is_opening_model
@@ -530,10 +531,9 @@ def state_word(status: Status) -> tuple[str, str]:
 
 def panel_label(status: Status, done: float, task: TaskStatus | None = None) -> str:
     """Return what the dock's own head says; `done` are per cent of the steps, `task` a long one."""
-    word, _ = state_word(status)
     progress = f" {int(done)} %" if status.state in ("training", "paused") else ""
     also = "" if task is None else f" · {task.verb} {int(task.percent)} %"
-    return f"splatstudio · {word}{progress}{also}"
+    return f"splatstudio · {state_word(status)[0]}{progress}{also}"
 
 
 def header_html(

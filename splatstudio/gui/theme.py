@@ -35,6 +35,7 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
     "finished": ("Finished", "#40a0ff"),
     "viewing": ("Saved model", "#40a0ff"),
     "restarting": ("Restarting", "#e0b040"),
+    "disconnected": ("Not connected", "#e0b040"),
     "failed": ("Failed", "#ff5c5c"),
     "ended": ("Ended", "#8b95a5"),
 }

@@ -28,6 +28,7 @@ State = Literal[
     "finished",
     "viewing",
     "restarting",  # the process died and another one takes its place
+    "disconnected",  # it runs elsewhere, or has ended: the line to it broke, and is tried again
     "failed",
     "ended",
 ]
@@ -430,10 +431,14 @@ class EvaluationStopped(Event, frozen=True):
 
 
 class StateChanged(Event, frozen=True):
-    """The worker is in another state; `unsaved`: it paused for there is no room for the model."""
+    """The worker is in another state; `unsaved`: it paused for there is no room for the model.
+
+    `reason`: sentences on why it is so, to be read as long as it is.
+    """
 
     state: State
     unsaved: bool = False
+    reason: str = ""
 
 
 class Finished(Event, frozen=True):
@@ -514,6 +519,6 @@ def figures_after(event: Event, told: tuple[RankFigures, ...]) -> tuple[RankFigu
     """Return the ranks' newest figures once `event` has come, where they were `told` before; empty: none."""
     if isinstance(event, RanksReport):
         return event.ranks
-    if isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
+    if isinstance(event, StateChanged) and event.state in ("starting", "restarting", "disconnected", "ended"):
         return ()  # another group of ranks may be another number of them
     return told

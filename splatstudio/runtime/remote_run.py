@@ -234,6 +234,7 @@ class RemoteRun:
         # The newest of each, for a training that was started again.
         self._views: dict[int, messages.SetView] = {}
         self._jobs: set[int] = set()
+        self._saved: int | None = None  # the step that was saved last, as far as was told
         self._left = threading.Event()
         self._finished = False
         self._thread = threading.Thread(target=self._run, name="remote run", daemon=True)
@@ -314,8 +315,9 @@ class RemoteRun:
 
     def _dial_again(self) -> RemoteLine | None:
         """Return another line to the training; None where this side has left, or has given up."""
-        self._listener.receive(messages.StateChanged("restarting"))
-        self._listener.receive(messages.Warned("The connection to the training broke and is tried again."))
+        broken = _broken_sentence(self._saved)
+        self._listener.receive(messages.StateChanged("disconnected", reason=broken))
+        self._listener.receive(messages.Warned(broken))
         try:
             line = dial_again(self._plan.dialed, self._left)
         except ValueError as error:
@@ -349,6 +351,8 @@ class RemoteRun:
             elif isinstance(event, (messages.Finished, messages.StateChanged)):
                 # A launched training leaves at its end; until then a broken line is a broken line.
                 self._finished = isinstance(event, messages.Finished) or event.state == "finished"
+            elif isinstance(event, messages.Saved):
+                self._saved = event.step
             self._listener.receive(event)
 
     def _take_picture(self, picture: messages.JpegFrame) -> None:
@@ -364,3 +368,13 @@ class RemoteRun:
             jobs, self._jobs = self._jobs, set()
         for job in sorted(jobs):
             self._listener.receive(messages.JobFailed(job, sentence))
+
+
+def _broken_sentence(saved: int | None) -> str:
+    """Return what to tell of a line that broke, where the step of the last save is known or is not."""
+    until = time.strftime("%H:%M", time.localtime(time.time() + PATIENCE_SECONDS))
+    kept = "What it has saved is in its run folder." if saved is None else f"It last saved step {saved:,}."
+    return (
+        f"The connection to the training broke and is tried again until {until}. The training may have ended."
+        f" {kept}"
+    )

@@ -14,6 +14,7 @@ from gui_parts import TIMEOUT, trained_run, wait_until
 
 from splatstudio.gui.attached import AttachedStudio, open_attached, project_of
 from splatstudio.gui.server.access import Listen
+from splatstudio.gui.state.status import Choice
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (
@@ -26,6 +27,7 @@ from splatstudio.runtime.messages import (
     Progress,
     RankFigures,
     RanksReport,
+    Saved,
     SettingChanged,
     Started,
     StateChanged,
@@ -130,6 +132,29 @@ def test_nothing_is_started_here_when_it_has_ended(training: Remote, studio: Att
     controller.begin_new_run()
     assert not controller.can_begin_new_run and not controller.can_set_up and not controller.can_train_more
     assert controller.pids == () and orders.empty()
+
+
+def test_a_line_that_breaks_is_told_as_that_until_the_training_is_back(
+    training: Remote, studio: AttachedStudio
+) -> None:
+    server, hub, _ = training
+    controller = studio.controller
+    wait_until(lambda: controller.in_view.num_gaussians == 9)
+    hub.receive(Saved(30, RUN / "ckpts" / "step_00000030"))
+    wait_until(lambda: controller.last_saved is not None)
+    port, card = server.port, server._card
+    server.close()
+    wait_until(lambda: controller.status.state == "disconnected")
+    assert controller.choice() == Choice("Not connected", enabled=False) and not controller.can_order
+    assert controller.in_view.num_gaussians is None, "nothing of it can be exported or rendered"
+    assert "may have ended. It last saved step 30." in controller.status.message
+    again = RemoteServer("127.0.0.1", port, hub, card, server.token)
+    try:
+        wait_until(lambda: controller.status.state == "training")
+        assert controller.status.message == "" and controller.in_view.num_gaussians == 9
+        assert controller.choice().label == "Pause"
+    finally:
+        again.close()
 
 
 def test_closing_the_page_leaves_the_training(training: Remote, studio: AttachedStudio) -> None:

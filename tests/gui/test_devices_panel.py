@@ -14,6 +14,7 @@ from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import (
     DevicesPanel,
     RankRow,
+    RanksPanel,
     balance_html,
     devices_html,
     imbalance,
@@ -71,6 +72,15 @@ def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
     assert "2.0 of 8.0 GB, this app not available" in hidden and "Rank 0: 7 splats" in hidden
     cpu = devices_html((DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0),), ())
     assert "°C" not in cpu and "CPU rank 0" in cpu and "not available" not in cpu
+
+
+def test_ranks_that_are_not_reached_are_not_said_to_be_silent(page: Any) -> None:
+    panel = RanksPanel(page)
+    panel.refresh()
+    assert "No data from the ranks yet" in panel._rows.content
+    page.controller.status = Status(state="disconnected")
+    panel.refresh()
+    assert "Not connected to the ranks" in panel._rows.content
 
 
 def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:

@@ -24,6 +24,7 @@ from splatstudio.gui.attached import open_attached
 from splatstudio.gui.panel import PRESS_SECONDS
 from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.messages import PlateauReached
+from splatstudio.runtime.stop_signals import StopRequest
 from splatstudio.training.device_options import DeviceOptions
 
 pytestmark = PAGE_TEST
@@ -109,8 +110,8 @@ def put_the_offer_away_and_take_it(screen: Screen, browser: Any) -> None:
 
 
 @pytest.fixture
-def training(blob_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Start a training as a launcher does, of one rank, and return its address and token."""
+def training(blob_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    """Start a training as a launcher does, of one rank; return its address, its token and the process."""
     variables = {"TORCHELASTIC_RUN_ID": "page", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     variables |= {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [str(Path(sys.executable).parent / "splatstudio"), "train", str(blob_folder)]
@@ -131,16 +132,17 @@ def training(blob_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
         while found is None and (line := process.stdout.readline()):
             found = re.search(r"attach (\S+) --token (\S+)", line)
         assert found is not None, log.read_text()
-        yield found[1], found[2]
+        yield found[1], found[2], process
     finally:
         process.kill()
         process.communicate()
 
 
-def test_a_training_elsewhere_is_watched_and_paused_in_its_page(
-    browser: Any, training: tuple[str, str]
+def test_a_training_elsewhere_is_watched_and_paused_in_its_page_until_it_is_gone(
+    browser: Any, training: tuple[str, str, subprocess.Popen[str]]
 ) -> None:
-    studio = open_attached(*training, network=Listen(port=0), browser=False)
+    address, token, process = training
+    studio = open_attached(address, token, network=Listen(port=0), browser=False)
     screen = screen_of(browser, studio)
     try:
         screen.wait(lambda: screen.step > 20, "the page shows how it gets on")
@@ -150,6 +152,16 @@ def test_a_training_elsewhere_is_watched_and_paused_in_its_page(
         time.sleep(PRESS_SECONDS)
         screen.button("Resume").click()
         screen.wait(lambda: screen.step > step, "it goes on")
+        assert screen.button("Close this page").count() == 0, "there is something to steer"
+        process.kill()
+        screen.wait(lambda: screen.text("state") == "Not connected", "the line broke")
+        assert "may have ended" in screen.text("message") and screen.button("Save").count() == 0
+        assert screen.button("Not connected").is_disabled()
+        screen.tab("Export")
+        screen.wait(screen.button("Export PLY").is_disabled, "nothing of it can be written")
+        studio._request = request = StopRequest()
+        screen.button("Close this page").click()
+        screen.wait(lambda: request._let_go and not request, "the studio ends, without a signal")
         assert screen.errors == []
     finally:
         close_screen(screen)

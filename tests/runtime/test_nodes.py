@@ -191,7 +191,7 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: controller.status.state == "paused")
         told = time.monotonic()
         nodes.kill(0)  # that of rank 0, to which the studio talks
-        nodes.wait_until(lambda: controller.status.state == "restarting")
+        nodes.wait_until(lambda: controller.status.state == "disconnected")
         nodes.start(0)
         nodes.wait_until(lambda: controller.status.state == "paused")
         assert controller.status.step == saved, "it stands still again, at what was saved"

@@ -427,7 +427,8 @@ class Controller(FrameSource):
     @property
     def _trains(self) -> bool:
         """Return whether the worker has a training that can take new settings."""
-        under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
+        under_way = self.status.state in ("loading", "training", "paused", "finished")
+        under_way = under_way or self.status.state in ("restarting", "disconnected")
         return under_way and isinstance(self._worker.job, messages.TrainJob)
 
     def _start(self, *, waiting: bool) -> None:

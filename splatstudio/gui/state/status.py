@@ -159,11 +159,13 @@ class Choice:
 def followed(status: Status, event: messages.Event) -> Status:
     """Return the status after an event."""
     match event:
-        case messages.StateChanged(state=state):
+        case messages.StateChanged(state=state, reason=reason):
             rate = status.steps_per_second if state == "training" else None
             # With the worker goes the model that it showed.
             has_model = status.has_model and state != "ended"
-            return replace(status, state=state, steps_per_second=rate, eta_seconds=None, has_model=has_model)
+            message = reason or ("" if status.state == "disconnected" else status.message)
+            status = replace(status, state=state, message=message, has_model=has_model)
+            return replace(status, steps_per_second=rate, eta_seconds=None)
         case messages.ModelLoaded(step=step, num_gaussians=num_gaussians):
             return replace(status, step=step or 0, num_gaussians=num_gaussians, has_model=True)
         case messages.Started(step=step, total_steps=total_steps):

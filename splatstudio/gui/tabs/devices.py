@@ -75,6 +75,9 @@ class RanksPanel(Panel):
 
     def refresh(self) -> None:
         """Show the figures that were told last."""
+        if self.controller.status.state == "disconnected":
+            self._rows.content = note_html("Not connected to the ranks: what they do is not known.")
+            return
         self._rows.content = ranks_html(self._told) + balance_html(self._told)
 
 

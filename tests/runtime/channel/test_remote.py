@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,7 +131,7 @@ def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
     training.hub.take_frame(
         messages.Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8)
     )
-    assert wait_for(client, messages.StateChanged).state == "restarting", "who sends this is left"
+    assert wait_for(client, messages.StateChanged).state == "disconnected", "who sends this is left"
     assert training.next() == messages.DropView(wanted.view) and unpacked == []
 
 
@@ -182,11 +183,17 @@ def test_a_training_that_is_started_again_is_found_again(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:
     client = attach()
+    training.hub.receive(messages.Saved(7, tmp_path / "ckpts" / "step_00000007"))
     client.send(messages.SetView(1, 1, CAMERA))
     training.next()
     training.server.close()
-    while client.state != "restarting":
-        client.poll(0.05)
+    told: list[str] = []
+    while client.state != "disconnected" or not told:
+        events = client.poll(0.05)
+        told += [event.reason for event in events if isinstance(event, messages.StateChanged) if event.reason]
+    assert re.search(
+        r"tried again until \d\d:\d\d\. The training may have ended\. It last saved step 7\.$", told[0]
+    )
     client.send(messages.Pause())
     warned: list[str] = []
     while not any("Pause: there is no connection" in sentence for sentence in warned):

@@ -298,6 +298,12 @@ def test_the_newest_model_is_chosen_until_the_user_wants_an_older_one(page: Any,
     assert saved(40) == 40 and panel._exported.value == "mine.ply"
     panel._ask(panel._list.selected)
     assert saved(50) == 40 and panel._asked is not None, "the question whether to delete it stays"
+    panel._answered("Cancel")
+    assert saved(60) == 60, "the newest is followed again"
+    panel._list._pick(1, cast(Any, None))
+    panel._ask(panel._list.selected)
+    panel._answered("Delete")
+    assert saved(70) == 70, "who has deleted an older one has chosen none"
 
 
 def test_the_search_for_commands_merges_what_several_ranks_have_saved(

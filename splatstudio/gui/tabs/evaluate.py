@@ -92,6 +92,7 @@ class ModelList(Panel):
         self.folders: tuple[Path, ...] = ()  # the runs and results in the folder that is listed
         self._turned = 0  # pages of the list
         self.follows = True  # the newest is selected, until the user chooses an older one
+        self.held = False  # a newer one takes no question away
         self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
         self._refused = ""  # the folder that was said to be none
         with self.gui.add_folder("Runs elsewhere", expand_by_default=False):
@@ -136,11 +137,16 @@ class ModelList(Panel):
         chosen = next((folder for folder in folders if folder.resolve().name == self._run.value), None)
         self.entries = () if chosen is None else entries_of(chosen)
         before, newest = self.selected, self.entries[0] if self.entries else None
-        if self.follows or before is None:
+        kept = next(
+            (entry for entry in self.entries if before is not None and entry.path == before.path), None
+        )
+        if kept is None:
+            self.follows = True  # who has chosen what is gone has chosen nothing
+        if kept is None or (self.follows and not self.held):
             self._select(newest)
             self._turned = 0 if newest != before else self._turned
         else:
-            self._select(next((entry for entry in self.entries if entry.path == before.path), newest))
+            self._select(kept)
         self._turned = min(self._turned, max(0, len(self.entries) - 1) // PER_PAGE)
 
     def _look_elsewhere(self) -> None:
@@ -438,7 +444,7 @@ class EvaluatePanel(Panel):
     def _ask(self, entry: CatalogEntry | None) -> None:
         """Ask whether a model, as it is now, shall be deleted; None: ask no more."""
         self._question.visible = self._answers.visible = entry is not None
-        self._asked = None
+        self._asked, self._list.held = None, entry is not None
         if entry is not None:
             self._more.visible = False  # so that there is one button that says Delete
             what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
@@ -446,7 +452,6 @@ class EvaluatePanel(Panel):
             last = "" if others else " It is the only model there."
             self._question.content = note_html(f"Delete {what} for good?{last}")
             self._asked = (entry, content_mark(entry))
-            self._list.follows = False  # a newer one takes no question away
 
     def _answered(self, answer: str) -> None:
         with self._lock:

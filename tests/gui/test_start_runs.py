@@ -173,6 +173,22 @@ def test_runs_of_the_same_scene_come_first_in_a_comparison(page: StartPage, fold
     assert text.count("another scene, flowers") == 2
 
 
+def test_runs_beside_one_have_pictures_wherever_they_lie(folder: Path) -> None:
+    for name in ("near", "far"):
+        run = Run.create(folder / "elsewhere" / name, folder / "photos", TrainConfig()).path
+        (run / "ckpts" / "step_00000300").mkdir(parents=True)
+    assert remember(folder / "elsewhere" / "near") == ""
+    page = StartPage(ANY_PORT, start_content())
+    try:
+        visitor = Visitor(page)
+        text = visitor.ask("/compare", folder=str(folder / "elsewhere" / "near"))[1]
+        assert "elsewhere/far" in text
+        pictures = re.findall(r'<img src="([^"]+)"', text)
+        assert len(pictures) == 2 and {visitor.data(html.unescape(it)).status for it in pictures} == {200}
+    finally:
+        page.close()
+
+
 def test_nothing_is_changed_while_something_is_being_opened(page: StartPage, folder: Path) -> None:
     visitor = Visitor(page)
     key = visitor.key

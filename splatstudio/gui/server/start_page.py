@@ -116,6 +116,7 @@ class StartPage(PassedOn):
         self._progress = ""  # of what is being opened
         self._cancel: Callable[[], object] | None = None  # what ends that
         self._told = Told()
+        self._compared: set[Path] = set()  # runs that were offered to be compared: pages show their pictures
         self._shown, self._shown_at = self._told, 0.0  # what was told last, and since when
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
@@ -334,7 +335,10 @@ class StartPage(PassedOn):
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "This is no run." + _BACK)
         with self._lock:
             content = self._content
-        return compare_page(run_dir, _runs_beside(run_dir, content), self._key)
+        beside = _runs_beside(run_dir, content)
+        with self._lock:
+            self._compared.update(entry.path for entry in beside)
+        return compare_page(run_dir, beside, self._key)
 
     def _run_dir(self, fields: Mapping[str, str]) -> Path:
         """Return the folder of a run that may be renamed and deleted: within bounds, and itself no link."""
@@ -372,16 +376,17 @@ class StartPage(PassedOn):
     def _thumbnail(self, name: str, listed: str | None) -> Response:
         """Answer with the picture of that name, or a plain one: the page never has a hole.
 
-        `listed`: the path of what was listed in a folder; others are those of the front.
+        `listed`: the path of what was listed in a folder; others are those of the front, and compared runs.
         """
         with self._lock:
-            content, told = self._content, self._told
+            content, told, compared = self._content, self._told, tuple(self._compared)
         path = None
         if name.isascii() and listed is not None:
             path = in_folder(name, listed, self._key)
             path = None if path is None or content.bounds.inside(path) is None else path
         elif name.isascii():
-            path = shown_by(name, self._key, content, told)
+            entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
+            path = shown_by(name, self._key, (*(entry.path for entry in entries), *compared))
         if path is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such picture.")
         made = thumbnail_of(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -92,10 +92,9 @@ class Told:
     typed: str = ""  # what could not be opened
 
 
-def shown_by(name: str, key: str, content: StartContent, told: Told) -> Path | None:
-    """Return whose picture has this name on the page, None where none has."""
-    entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
-    names = [(entry.path, hmac.compare_digest(_thumbnail(entry.path, key), name)) for entry in entries]
+def shown_by(name: str, key: str, paths: Iterable[Path]) -> Path | None:
+    """Return which of the paths on a page has the picture of this name, None where none has."""
+    names = [(path, hmac.compare_digest(_thumbnail(path, key), name)) for path in paths]
     return next((path for path, is_it in names if is_it), None)
 
 

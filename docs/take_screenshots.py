@@ -117,7 +117,7 @@ def see_start_page(page: Any, runs: Path, folder: Path) -> None:
     os.environ["XDG_STATE_HOME"] = str(runs / "state")
     os.chdir(runs)
     remember(runs / "photos" / "table")
-    start = StartPage(Listen(port=0), start_content())
+    start = StartPage(Listen(port=0), start_content)
     page.goto(start.url)
     take(page, folder, "start")
     start.close()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def studio_of_choice(
     arguments of `open_studio`. Raises ValueError where the address cannot be used, or `chosen` cannot
     be opened.
     """
-    page = StartPage(listen, start_content(() if chosen is None else (chosen,)))
+    page = StartPage(listen, partial(start_content, () if chosen is None else (chosen,)))
     front = _Front(page)
     if chosen is not None:
         page.choose(chosen)
@@ -117,7 +118,7 @@ class _Front:
     def start_page(self) -> StartPage:
         """Return the start page, which takes over from the other one where that is there."""
         if not isinstance(self.page, StartPage):
-            self.page = StartPage(self.page.address, start_content())
+            self.page = StartPage(self.page.address, start_content)
         return self.page
 
     def offers_other(self, error: Exception, *, asked_on_page: bool) -> bool:

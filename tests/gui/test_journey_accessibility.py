@@ -67,7 +67,7 @@ def violations(page: Any) -> list[str]:
 def start_page(saved_run: Path, tmp_path: Path, own_list: Path, monkeypatch: Any) -> Iterator[StartPage]:
     monkeypatch.chdir(tmp_path)
     assert remember(tmp_path) == ""
-    page = StartPage(ANY_PORT, start_content())
+    page = StartPage(ANY_PORT, start_content)
     yield page
     page.close()
 

@@ -133,7 +133,9 @@ def open_the_exported_page(browser: Any, checkpoint: Path, folder: Path) -> None
 
 def choose_on_the_start_page(browser: Any, paths: list[Path], network: Listen) -> None:
     """See the paths that were opened last, and what failed, as text."""
-    start = StartPage(network, StartContent([("Last", [Entry(p, IMAGE) for p in paths])], paths[0], paths[1]))
+    start = StartPage(
+        network, lambda: StartContent([("Last", [Entry(p, IMAGE) for p in paths])], paths[0], paths[1])
+    )
     page = browser.new_page(ignore_https_errors=True)
     page.goto(start.url)
     entries = page.locator("button.entry")

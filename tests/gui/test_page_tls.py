@@ -73,7 +73,7 @@ def test_who_does_not_encrypt_learns_nothing(gated: GatedServer, said: bytes) ->
 
 
 def test_the_start_page_hands_its_address_over_encrypted(tmp_path: Path, certificate: TlsFiles) -> None:
-    page = StartPage(listening(certificate), StartContent((), tmp_path, tmp_path))
+    page = StartPage(listening(certificate), lambda: StartContent((), tmp_path, tmp_path))
     assert asked(page.url, certificate).status == 303
     server = open_server(page.address)
     try:

@@ -27,7 +27,7 @@ from splatstudio.operating_system import hold
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[StartPage]:
-    made = StartPage(ANY_PORT, StartContent((), tmp_path / "demo", tmp_path))
+    made = StartPage(ANY_PORT, lambda: StartContent((), tmp_path / "demo", tmp_path))
     yield made
     made.close()
 
@@ -169,14 +169,14 @@ def test_what_a_killed_program_left_half_copied_goes_at_the_next_start(tmp_path:
             os.utime(drops / name, (long_ago, long_ago))
     held = hold(drops / ".tmp-busy")
     try:
-        StartPage(ANY_PORT, StartContent([], tmp_path / "demo", tmp_path)).close()
+        StartPage(ANY_PORT, lambda: StartContent([], tmp_path / "demo", tmp_path)).close()
     finally:
         os.close(held)
     assert {path.name for path in drops.iterdir()} == {".tmp-busy", ".tmp-new", "photos"}
 
 
 def test_the_end_of_the_page_ends_a_drop(tmp_path: Path) -> None:
-    page = StartPage(ANY_PORT, StartContent((), tmp_path / "demo", tmp_path))
+    page = StartPage(ANY_PORT, lambda: StartContent((), tmp_path / "demo", tmp_path))
     visitor = Visitor(page)
     line = line_to(page, visitor.cookie)
     line.send(json.dumps({"key": visitor.key, "files": [["a.ply", 4000]]}))

@@ -38,7 +38,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(home: Path) -> Iterator[StartPage]:
-    made = StartPage(ANY_PORT, StartContent((), home / "demo", home))
+    made = StartPage(ANY_PORT, lambda: StartContent((), home / "demo", home))
     yield made
     made.close()
 
@@ -229,7 +229,7 @@ def test_a_folder_whose_own_name_is_no_text_is_browsed(tmp_path: Path) -> None:
     start = tmp_path / os.fsdecode(b"half-\xff")
     write_colmap(tmp_path / "text" / "scans" / "one", TINY)
     (tmp_path / "text").rename(start)  # OpenCV dies of such a name
-    page = StartPage(ANY_PORT, StartContent((), start / "demo", start))
+    page = StartPage(ANY_PORT, lambda: StartContent((), start / "demo", start))
     try:
         visitor = Visitor(page)
         (scans,) = links(visitor.get("/browse")[1])

@@ -102,7 +102,7 @@ def test_the_next_studio_comes_at_the_same_address_and_its_run_is_its_own(
 
 
 def test_a_page_of_the_studio_before_is_told_to_load_this_one(tmp_path: Path) -> None:
-    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    page = StartPage(ANY_PORT, lambda: StartContent((), tmp_path, tmp_path))
     try:
         assert get(page.port, STILL_HERE)[0] == 403
         assert Visitor(page).get(STILL_HERE) == (205, "")

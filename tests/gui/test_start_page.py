@@ -34,7 +34,7 @@ from splatstudio.settings.config import TrainConfig
 @pytest.fixture
 def start_page(tmp_path: Path) -> Iterator[StartPage]:
     lists = [("Runs in this folder", [Entry(tmp_path / "<b>&", "a 'scene'")]), ("Opened before", [])]
-    made = StartPage(ANY_PORT, StartContent(lists, tmp_path / "demo", tmp_path))
+    made = StartPage(ANY_PORT, lambda: StartContent(lists, tmp_path / "demo", tmp_path))
     yield made
     made.close()
 
@@ -259,7 +259,7 @@ def test_a_browser_goes_from_the_start_page_to_the_studio(
 def test_a_connection_that_fails_does_not_end_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    page = StartPage(ANY_PORT, lambda: StartContent((), tmp_path, tmp_path))
     accept, failed = socket.socket.accept, []
 
     def fails_at_first(listener: socket.socket) -> object:
@@ -274,7 +274,7 @@ def test_a_connection_that_fails_does_not_end_the_page(
 
 
 def test_a_crowd_is_heard_a_few_at_a_time(tmp_path: Path) -> None:
-    page = StartPage(ANY_PORT, StartContent((), tmp_path, tmp_path))
+    page = StartPage(ANY_PORT, lambda: StartContent((), tmp_path, tmp_path))
     with contextlib.ExitStack() as stack:
         crowd = [
             stack.enter_context(socket.create_connection(("127.0.0.1", page.port), 60))

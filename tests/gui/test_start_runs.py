@@ -34,7 +34,7 @@ def folder(tmp_path: Path, own_list: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture
 def page(folder: Path) -> Iterator[StartPage]:
-    made = StartPage(ANY_PORT, start_content())
+    made = StartPage(ANY_PORT, start_content)
     yield made
     made.close()
 
@@ -144,13 +144,31 @@ def test_only_runs_within_bounds_and_no_links_are_changed(page: StartPage, folde
     assert {path.name for path in (folder / "runs").iterdir()} == {"one", "two", "link", "near"}
 
 
+def test_a_reload_shows_what_has_come_and_got_on(
+    page: StartPage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splatstudio.gui.server.start_page._FRESH_SECONDS", 0.0)
+    visitor = Visitor(page)
+    recent = "step_00012000"
+    assert offered(visitor) == {"one", "two", recent}
+    run = Run.create(folder / "runs" / "three", folder / "photos", TrainConfig()).path
+    assert offered(visitor) == {"one", "two", "three", recent}
+    (run / "ckpts" / "step_00000300").mkdir(parents=True)
+    assert "step 300" in visitor.get()[1]
+    (folder / "runs").rename(folder / "away")
+    assert offered(visitor) == set()
+    monkeypatch.setattr("splatstudio.gui.server.start_page._FRESH_SECONDS", 60.0)
+    (folder / "away").rename(folder / "runs")
+    assert offered(visitor) == set(), "the disk is not looked at for each of many reloads"
+
+
 def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
     scores = folder / "runs" / "one" / "eval"
     scores.mkdir()
     (scores / "step_00009000.json").write_text('{"psnr": 27.126}')
     (scores / "step_00013000.json").write_text('{"psnr": 11.0}')  # of a step that is lost
     (folder / "runs" / "two" / "ckpts" / "step_00000007").mkdir(parents=True)
-    page = StartPage(ANY_PORT, start_content())
+    page = StartPage(ANY_PORT, start_content)
     try:
         text = html.unescape(Visitor(page).get()[1])
     finally:
@@ -178,7 +196,7 @@ def test_runs_beside_one_have_pictures_wherever_they_lie(folder: Path) -> None:
         run = Run.create(folder / "elsewhere" / name, folder / "photos", TrainConfig()).path
         (run / "ckpts" / "step_00000300").mkdir(parents=True)
     assert remember(folder / "elsewhere" / "near") == ""
-    page = StartPage(ANY_PORT, start_content())
+    page = StartPage(ANY_PORT, start_content)
     try:
         visitor = Visitor(page)
         text = visitor.ask("/compare", folder=str(folder / "elsewhere" / "near"))[1]

@@ -62,7 +62,7 @@ def scene(tmp_path: Path) -> Path:
 @pytest.fixture
 def page(tmp_path: Path, scene: Path) -> Iterator[StartPage]:
     lists = [("Opened before", [Entry(scene), Entry(tmp_path / "model.ply")])]
-    made = StartPage(ANY_PORT, StartContent(lists, tmp_path / "demo", tmp_path))
+    made = StartPage(ANY_PORT, lambda: StartContent(lists, tmp_path / "demo", tmp_path))
     yield made
     made.close()
 

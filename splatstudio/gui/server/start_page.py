@@ -11,6 +11,7 @@ import hmac
 import html
 import json
 import logging
+import math
 import os
 import secrets
 import socket
@@ -76,6 +77,7 @@ _ACCEPT_SECONDS = 0.1  # after a connection that failed
 _DOOR_SECONDS = 5.0  # for a request to come
 _LIST_BYTES = 16 << 20  # of the list of files that are dropped; their blocks are smaller
 _TOLD_SECONDS = 30.0  # for which what failed is told again
+_FRESH_SECONDS = 1.0  # for which what is offered is not looked for again
 _SILENT_SECONDS = 60.0  # of a browser that copies files
 _LOOK_SECONDS = 0.5  # whether the page has ended meanwhile
 _BACK = '<p><a href="/">Back to the start page</a>'
@@ -100,9 +102,11 @@ class StartPage(PassedOn):
     Raises ValueError, as `Listen.take_port` does, where it cannot be served.
     """
 
-    def __init__(self, listen: Listen, content: StartContent):
-        self.listen, self._content = listen, content
-        clear_unused(content.folder / DROPS, PARTIAL)  # what killed programs left half copied
+    def __init__(self, listen: Listen, offer: Callable[[], StartContent]):
+        """Serve what `offer` gives now, and again whenever the page is loaded."""
+        self.listen, self._offer = listen, offer
+        self._content, self._found_at = offer(), time.monotonic()
+        clear_unused(self._content.folder / DROPS, PARTIAL)  # what killed programs left half copied
         self.token = listen.new_token()
         self._access = make_access(listen, self.token)
         context = listen.context()
@@ -116,9 +120,11 @@ class StartPage(PassedOn):
         self._progress = ""  # of what is being opened
         self._cancel: Callable[[], object] | None = None  # what ends that
         self._told = Told()
-        self._compared: set[Path] = set()  # runs that were offered to be compared: pages show their pictures
+        self._pictured: set[Path] = (
+            set()
+        )  # what was on the front, or could be compared: pages show its picture
         self._shown, self._shown_at = self._told, 0.0  # what was told last, and since when
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
         self._server = serve(
             self._take_files,
@@ -271,7 +277,7 @@ class StartPage(PassedOn):
                 return self._choose(fields)
             if self._opening:
                 return self._still_opening(fields)
-            content, told = self._content, self._told
+            told = self._told
             if path == "/":
                 # What was done is told once; what failed also to who comes a little later, as after a reload.
                 if told is not self._shown:
@@ -280,6 +286,9 @@ class StartPage(PassedOn):
                 told = Told() if late else told
                 self._told = Told() if told.good or late else self._told
         if path == "/":
+            content = self._found()
+            with self._lock:
+                self._pictured.update(entry.path for _, entries in content.lists for entry in entries)
             page = front_page(content, self._key, told, partial(_has_others, content=content))
             return html_response(HTTPStatus.OK, page)
         if path == RUN:
@@ -289,6 +298,15 @@ class StartPage(PassedOn):
                 else html_response(HTTPStatus.OK, self._run(fields))
             )
         return html_response(HTTPStatus.OK, (self._compare if path == COMPARE else self._folder)(fields))
+
+    def _found(self) -> StartContent:
+        """Return what is offered now: runs come and go, and get on, while the page is there."""
+        with self._looking:
+            if time.monotonic() - self._found_at > _FRESH_SECONDS:
+                with suppress(OSError):  # a run went meanwhile: what was found before is offered
+                    self._content = self._offer()
+                self._found_at = time.monotonic()
+            return self._content
 
     def _choose(self, fields: Mapping[str, str]) -> Response:
         """Note what shall be opened, where nothing is being opened, and lead to the page that says so."""
@@ -337,7 +355,7 @@ class StartPage(PassedOn):
             content = self._content
         beside = _runs_beside(run_dir, content)
         with self._lock:
-            self._compared.update(entry.path for entry in beside)
+            self._pictured.update(entry.path for entry in beside)
         return compare_page(run_dir, beside, self._key)
 
     def _run_dir(self, fields: Mapping[str, str]) -> Path:
@@ -359,18 +377,20 @@ class StartPage(PassedOn):
         try:
             if fields["do"] == "delete":
                 delete_run(run_dir)
-                told, content = f"The run {run_dir.name} is deleted.", self._content.without(run_dir)
+                told = f"The run {run_dir.name} is deleted."
             else:
                 new = rename_run(run_dir, fields.get("name", ""))
                 rename_recent(run_dir, new)
                 told = f"The run {run_dir.name} is called {new.name} now."
-                content = self._content.renamed(run_dir, new)
         except ValueError as error:
             with self._lock:
                 self._told = Told(as_sentence(in_words(error)))
             return _to_the_front("It was not done.")
+        with self._looking:
+            self._found_at = -math.inf
+        self._found()  # what may be browsed has another name, too
         with self._lock:
-            self._content, self._told = content, Told(told, good=True)
+            self._told = Told(told, good=True)
         return _to_the_front("It is done.")
 
     def _thumbnail(self, name: str, listed: str | None) -> Response:
@@ -379,14 +399,13 @@ class StartPage(PassedOn):
         `listed`: the path of what was listed in a folder; others are those of the front, and compared runs.
         """
         with self._lock:
-            content, told, compared = self._content, self._told, tuple(self._compared)
+            told, pictured = self._told, tuple(self._pictured)
         path = None
         if name.isascii() and listed is not None:
             path = in_folder(name, listed, self._key)
-            path = None if path is None or content.bounds.inside(path) is None else path
+            path = None if path is None or self._content.bounds.inside(path) is None else path
         elif name.isascii():
-            entries = [*told.instead, *(entry for _, entries in content.lists for entry in entries)]
-            path = shown_by(name, self._key, (*(entry.path for entry in entries), *compared))
+            path = shown_by(name, self._key, (*(entry.path for entry in told.instead), *pictured))
         if path is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such picture.")
         made = thumbnail_of(path)

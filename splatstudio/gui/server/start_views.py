@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from urllib.parse import urlencode
@@ -49,31 +49,6 @@ class StartContent:
     demo: Path
     folder: Path
     named: Sequence[Path] = ()
-
-    def without(self, run_dir: Path) -> StartContent:
-        """Return the same without a run that is there no more, and what lay in it."""
-        gone = run_dir.resolve()
-        kept = [
-            (title, [entry for entry in entries if not entry.path.resolve().is_relative_to(gone)])
-            for title, entries in self.lists
-        ]
-        return replace(self, lists=kept)
-
-    def renamed(self, run_dir: Path, new: Path) -> StartContent:
-        """Return the same with a run, and what lies in it, under its new name."""
-        old = run_dir.resolve()
-
-        def now(path: Path) -> Path:
-            place = path.resolve()
-            if place == old:
-                return path.with_name(new.name)  # a path that is relative stays so
-            return new / place.relative_to(old) if place.is_relative_to(old) else path
-
-        lists = [
-            (title, [replace(entry, path=now(entry.path)) for entry in entries])
-            for title, entries in self.lists
-        ]
-        return replace(self, lists=lists, named=[now(path) for path in self.named])
 
     @property
     def bounds(self) -> Bounds:

@@ -69,10 +69,12 @@ def test_what_was_done_is_told_once(page: StartPage, folder: Path) -> None:
 def test_a_renamed_run_is_offered_under_its_new_name(page: StartPage, folder: Path) -> None:
     visitor = Visitor(page)
     asked = {"do": "rename", "key": visitor.key, "folder": str(folder / "runs" / "one")}
-    assert visitor.ask("/run", **asked, name="two")[0] == 303
-    assert "There is a two beside one already" in visitor.get()[1]
-    assert visitor.ask("/run", **asked, name="<b>first")[0] == 303
-    assert "cannot be the name of a run" in visitor.get()[1]
+    refused = "cannot be the name of a run"
+    for name, why in (("two", "There is a two beside one already"), ("<b>first", refused)):
+        assert visitor.ask("/run", **asked, name=name)[0] == 303
+        told = visitor.ask("/run", folder=asked["folder"])[1]
+        assert why in told and f'value="{html.escape(name)}"' in told, "it can be mended where it was typed"
+        assert why not in visitor.get()[1] and why not in visitor.ask("/run", folder="runs/two")[1]
     assert visitor.ask("/run", **asked, name="first & best")[0] == 303
     text = visitor.get()[1]
     assert "The run one is called first &amp; best now." in text
@@ -83,12 +85,13 @@ def test_a_renamed_run_is_offered_under_its_new_name(page: StartPage, folder: Pa
 def test_a_run_that_is_trained_stays(page: StartPage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splatstudio.files.run.PATIENCE_SECONDS", 0.0)
     visitor, lock = Visitor(page), RunLock(folder / "runs" / "two")
-    for deed in ("delete", "rename"):
+    for deed, place in (("delete", "/"), ("rename", "/run?folder=runs/two")):
         assert visitor.ask("/run", do=deed, name="x", key=visitor.key, folder="runs/two")[0] == 303
-        assert "is in use by process" in visitor.get()[1]
-    assert "is in use by process" in visitor.get()[1], "also after a reload"
+        assert "is in use by process" in visitor.get(place)[1]
+        assert "is in use by process" in visitor.get(place)[1], "also after a reload"
     monkeypatch.setattr("splatstudio.gui.server.start_page._TOLD_SECONDS", 0.0)
-    assert "is in use by process" not in visitor.get()[1], "but not for ever"
+    for place in ("/", "/run?folder=runs/two"):
+        assert "is in use by process" not in visitor.get(place)[1], "but not for ever"
     lock.release()
     assert (folder / "runs" / "two" / "run.json").exists()
 

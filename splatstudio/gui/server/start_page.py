@@ -67,6 +67,7 @@ from splatstudio.gui.server.start_views import (
     folder_page,
     front_page,
     in_folder,
+    run_address,
     run_page,
     shown_by,
 )
@@ -96,6 +97,16 @@ class OpenRequest:
     beside: str | None = None  # another run, to be compared with
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """A name that a run did not get: told on the run's page for a while."""
+
+    run_dir: Path
+    name: str
+    sentence: str
+    at: float
+
+
 class StartPage(PassedOn):
     """A start page that is being served until `close` or until its address is handed over.
 
@@ -120,6 +131,7 @@ class StartPage(PassedOn):
         self._progress = ""  # of what is being opened
         self._cancel: Callable[[], object] | None = None  # what ends that
         self._told = Told()
+        self._refused: _Refused | None = None
         self._pictured: set[Path] = (
             set()
         )  # what was on the front, or could be compared: pages show its picture
@@ -342,7 +354,11 @@ class StartPage(PassedOn):
         """Return the page of a run; Refusal where it is none, or outside of what is shown."""
         run_dir = self._run_dir(fields)
         try:
-            return run_page(run_content(run_dir), self._key, why_to_keep(run_dir))
+            refused = self._refused
+            if refused is None or refused.run_dir != run_dir or time.monotonic() - refused.at > _TOLD_SECONDS:
+                return run_page(run_content(run_dir), self._key, why_to_keep(run_dir))
+            typed, sentence = refused.name, refused.sentence
+            return run_page(run_content(run_dir), self._key, why_to_keep(run_dir), typed, sentence)
         except (ValueError, OSError) as error:
             raise Refusal(HTTPStatus.NOT_FOUND, "path", html.escape(in_words(error)) + _BACK) from error
 
@@ -367,7 +383,7 @@ class StartPage(PassedOn):
         return place
 
     def _change_run(self, fields: Mapping[str, str]) -> Response:
-        """Rename or delete a run, and tell so on the front.
+        """Rename or delete a run, and tell so on the front; a name that is refused stays on the run's page.
 
         The server reads GET requests alone, so these are such, too. The key, which only this page's forms
         have, keeps others from asking, and the way to the front keeps a reload from asking again.
@@ -383,14 +399,18 @@ class StartPage(PassedOn):
                 rename_recent(run_dir, new)
                 told = f"The run {run_dir.name} is called {new.name} now."
         except ValueError as error:
+            sentence = as_sentence(in_words(error))
+            if fields["do"] != "delete":
+                self._refused = _Refused(run_dir, fields.get("name", ""), sentence, time.monotonic())
+                return _lead_to(run_address(run_dir), "It was not done.")
             with self._lock:
-                self._told = Told(as_sentence(in_words(error)))
+                self._told = Told(sentence)
             return _to_the_front("It was not done.")
         with self._looking:
             self._found_at = -math.inf
         self._found()  # what may be browsed has another name, too
         with self._lock:
-            self._told = Told(told, good=True)
+            self._told, self._refused = Told(told, good=True), None
         return _to_the_front("It is done.")
 
     def _thumbnail(self, name: str, listed: str | None) -> Response:
@@ -464,8 +484,12 @@ def _data(message: str | bytes) -> bytes:
 
 
 def _to_the_front(sentence: str) -> Response:
+    return _lead_to("/", sentence)
+
+
+def _lead_to(address: str, sentence: str) -> Response:
     response = page_response(HTTPStatus.SEE_OTHER, sentence)
-    response.headers["Location"] = "/"
+    response.headers["Location"] = address
     return response
 
 

@@ -99,8 +99,13 @@ def front_page(content: StartContent, key: str, told: Told, comparable: Callable
     return _page("splatstudio", front)
 
 
-def run_page(content: RunContent, key: str, reason: str | None) -> str:
-    """Return the page on which a run is renamed or deleted; with a `reason` it cannot be deleted."""
+def run_page(
+    content: RunContent, key: str, reason: str | None, typed: str | None = None, refused: str = ""
+) -> str:
+    """Return the page on which a run is renamed or deleted; with a `reason` it cannot be deleted.
+
+    `refused` says why it did not get the name that was `typed`.
+    """
     name = content.path.name
     facts = [
         ("Folder", str(content.path)),
@@ -113,9 +118,12 @@ def run_page(content: RunContent, key: str, reason: str | None) -> str:
         facts.append((f"{part}/", f"{counted(num, 'file')}, {size(total)}"))
     rows = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(text)}</dd></div>" for what, text in facts)
     given = f'{_key(key)}<input type="hidden" name="folder" value="{escape(str(content.path))}">'
+    told = f'<p class="told" role="alert" id="refused">{escape(refused)}</p>' if refused else ""
+    wrong = ' autofocus aria-invalid="true" aria-describedby="refused"' if refused else ""
+    shown = escape(name if typed is None else typed)
     rename = (
-        f'<h2><label for="name">Rename</label></h2><form action="{RUN}" class="field">{given}'
-        f'<input type="text" id="name" name="name" required maxlength="{LONGEST_NAME}" value="{escape(name)}"'
+        f'<h2><label for="name">Rename</label></h2>{told}<form action="{RUN}" class="field">{given}'
+        f'<input type="text" id="name" name="name" required maxlength="{LONGEST_NAME}" value="{shown}"{wrong}'
         ' autocomplete="off" spellcheck="false"><button name="do" value="rename">Rename</button></form>'
     )
     if reason is not None:
@@ -256,10 +264,18 @@ def _deeds(entry: FolderEntry, key: str, comparable: Callable[[Path], bool]) -> 
     return f'<form action="/" class="deeds">{_key(key)}{path}{buttons}{more}</form>'
 
 
+def run_address(run_dir: Path) -> str:
+    """Return the address of the page on which a run is renamed or deleted."""
+    return f"{RUN}?{_asked(run_dir)}"
+
+
+def _asked(run_dir: Path) -> str:
+    return urlencode({"folder": str(run_dir)}, errors="surrogateescape")
+
+
 def _more(run_dir: Path, comparable: Callable[[Path], bool]) -> str:
     """Return the ways to the pages on which a run is compared, where there is another, and changed."""
-    asked = urlencode({"folder": str(run_dir)}, errors="surrogateescape")
-    name = escape(run_dir.name)
+    asked, name = _asked(run_dir), escape(run_dir.name)
     return " ".join(
         f'<a class="more" href="{escape(page + "?" + asked)}" aria-label="{deed} {name}">{deed}</a>'
         for page, deed in ((COMPARE, "Compare"), (RUN, "Rename or delete"))

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import printable
 from splatstudio.formats import free_path
 from splatstudio.operating_system import limit_sending
 from splatstudio.runtime.channel.codec import check_camera, decode, encode
@@ -74,6 +75,7 @@ WRITABLE_RUN_FOLDERS = ("exports", "renders")  # folders of the run that command
 MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photos
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
 MAX_CLIENTS = 8
+MAX_WORDS = 300  # letters of an order that is noted
 MAX_STRANGERS = 32  # who have not shown the token yet
 MAX_WAITING = 500  # events for one who is slow: then the oldest are left out
 HELLO_SECONDS = 10.0  # for the token to be shown
@@ -236,6 +238,28 @@ def within_run(command: JobCommand, run_dir: Path) -> JobCommand:
     return replace(command, path=path) if isinstance(command, Export) else replace(command, output=path)
 
 
+def order_words(command: Command) -> str:
+    """Return what an order from outside is, on one line that steers no terminal: "export to a.ply"."""
+    match command:
+        case Export(path=path):
+            words = f"export to {path}"
+        case RenderPath(output=output):
+            words = f"render a camera path to {output}"
+        case Snapshot(output=output):
+            words = f"render a picture to {output}"
+        case UpdateSettings(values=values):
+            words = "change settings: " + ", ".join(f"{path} to {value}" for path, value in values)
+        case Step(count=count):
+            words = "train one step" if count == 1 else f"train {count:,} steps"
+        case SetCap(max_gaussians=most):
+            words = f"add no splats above {most:,}"
+        case CancelJob():
+            words = "cancel a task"
+        case _:
+            words = type(command).__name__.lower()
+    return printable(words)[:MAX_WORDS]
+
+
 class RemoteServer:
     """Lets in who has the token, and makes a client of the hub of each."""
 
@@ -388,8 +412,8 @@ class RemoteServer:
     def _take(self, data: bytes | str, client: RemoteClient) -> None:
         """Obey a command; ValueError when it is none."""
         command = checked_remote_command(data)
-        if not isinstance(command, SetView):
-            log.info("told from outside: %.300s", command)
+        if not isinstance(command, (SetView, DropView)):
+            log.info("told from outside: %s", order_words(command))
         if isinstance(command, JobCommand):
             try:
                 command = within_run(command, self._card().run_dir)

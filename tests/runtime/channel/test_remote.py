@@ -135,6 +135,31 @@ def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
     assert training.next() == messages.DropView(wanted.view) and unpacked == []
 
 
+def test_orders_from_outside_are_noted_in_words(
+    training: Training, attach: Callable[[], WorkerClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "splatstudio.runtime")
+    orders = {
+        messages.Pause(): "pause",
+        messages.Step(): "train one step",
+        messages.Step(1500): "train 1,500 steps",
+        messages.SetCap(90_000): "add no splats above 90,000",
+        messages.UpdateSettings(
+            (("steps", 9), ("ssim_weight", 0.4))
+        ): "change settings: steps to 9, ssim_weight to 0.4",
+        messages.Export(Path("exports/a\x1b[2J.ply"), job=1): "export to exports/a [2J.ply",
+    }
+    client = attach()
+    client.send(messages.SetView(5, 1, CAMERA))
+    client.drop_view(5)
+    for order in orders:
+        client.send(order)
+    while not isinstance(training.next(), messages.Export):
+        pass
+    told = [text for text in caplog.messages if text.startswith("told from outside: ")]
+    assert told == [f"told from outside: {words}" for words in orders.values()]
+
+
 def test_tasks_of_two_who_watch_are_told_apart(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:

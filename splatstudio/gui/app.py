@@ -191,7 +191,7 @@ class Studio:
                 self._request = request
                 request.wait()
                 run_dir, unsaved = controller.project.run_dir, controller.unsaved
-                print(request.words("Saving" if unsaved else "Closing"), flush=True)
+                print(request.words(self._doing(request, unsaved=unsaved)), flush=True)
                 if unsaved:
                     controller.save_and_stop()
                 self.close()
@@ -205,6 +205,14 @@ class Studio:
                 print(for_terminal(last_words(controller.status, controller.last_saved, run_dir)))
         self.goes_home = self.goes_home and not request
         return self._again and not request
+
+    def _doing(self, request: StopRequest, *, unsaved: bool) -> str:
+        """Return what is told of the end of `run_forever`: by a signal, or by a button on the page."""
+        if unsaved:
+            return "Saving"
+        if request or not (self.goes_home or self._again):
+            return "Closing"
+        return "Going to the start page" if self.goes_home else "Opening it again"
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""

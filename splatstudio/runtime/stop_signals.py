@@ -59,9 +59,11 @@ class StopRequest:
 
     def words(self, doing: str) -> str:
         """Return what to print of it, as "Saving ... (Ctrl-C again ends at once)"."""
-        if self.number in (None, signal.SIGINT):
+        if self.number is None:
+            return f"{doing} ..."
+        if self.number == signal.SIGINT:
             return f"{doing} ... (Ctrl-C again ends at once)"
-        return f"{signal.Signals(self.number or 0).name} came. {doing} ... (Ctrl-C ends at once)"
+        return f"{signal.Signals(self.number).name} came. {doing} ... (Ctrl-C ends at once)"
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal; a Ctrl-C after any other one ends the command at once, by KeyboardInterrupt.

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,23 @@ def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blo
         studio.close()
     saved = newest_checkpoint(Path("runs/blobs"))
     assert saved is not None and load_model(saved).step == studio.controller.status.step
+
+
+def test_who_leaves_by_a_button_is_not_told_of_ctrl_c(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_ply(tmp_path / "model.ply", blobs())
+    studio = Studio(tmp_path / "model.ply", network=Listen(port=0))
+
+    def press() -> None:
+        while studio._request is None:
+            time.sleep(0.05)
+        studio.go_home()
+
+    threading.Thread(target=press).start()
+    assert not studio.run_forever() and studio.goes_home
+    told = capsys.readouterr().out
+    assert "Going to the start page ..." in told and "Ctrl-C" not in told and "Closing" not in told
 
 
 def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> None:

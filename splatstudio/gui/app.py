@@ -242,6 +242,7 @@ class Studio:
             self._tasks,
             self._news.tell,
             self._refresher.changed,
+            self._news.withdraw,
         )
         add_view_keys(page.hotkeys, self._first_view)
         add = self._refresher.add

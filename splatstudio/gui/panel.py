@@ -294,8 +294,9 @@ class Refresher:
 class Page:
     """What a panel is built from.
 
-    `notify` tells everybody who watches; `changed` has a panel, or all of them, refreshed soon. That is done
-    after each event of the worker, each change of a task, and each callback that is no coroutine, too.
+    `notify` tells everybody who watches, and `withdraw` takes what was told off the page; `changed` has a
+    panel, or all of them, refreshed soon. That is done after each event of the worker, each change of a task,
+    and each callback that is no coroutine, too.
     """
 
     server: viser.ViserServer
@@ -306,6 +307,7 @@ class Page:
     tasks: TaskBoard
     notify: Callable[[Notice], None]
     changed: Callable[[Panel | None], None]
+    withdraw: Callable[[Notice], None]
 
     def free(self, wanted: Path) -> Path:
         """Return where a new file goes: what is there already stays as it is, which is told."""

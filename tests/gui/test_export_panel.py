@@ -301,6 +301,11 @@ def test_a_crop_box_is_there_when_its_run_is_opened_again(
     assert [notice.title for notice in notices] == ["Filtered like last time"]
     again.surround(np.zeros(3), 5.0)
     assert again.trim == first.trim, "a new model does not move what somebody has laid"
+    project = page.controller.project
+    page.controller.project = replace(project, run_dir=run.with_name("another"))
+    again.refresh()
+    assert again.trim == KEEP_ALL and not notices, "a new run is not filtered"
+    page.controller.project = project
     # Elsewhere in the world the same numbers would be another box.
     scene = page.controller.project.scene
     moved = replace(scene, transform=scene.transform @ np.diag([2.0, 2.0, 2.0, 1.0]))

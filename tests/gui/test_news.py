@@ -63,6 +63,21 @@ def test_what_fails_again_and_again_is_on_the_page_once_and_in_the_log_each_time
     assert len(news.items) == 9
 
 
+def test_what_does_not_hold_any_longer_leaves_the_page_and_stays_in_the_log() -> None:
+    server = FakeBrowsers()
+    news = News(cast(viser.ViserServer, server))
+    filtered, other = Notice("Filtered like last time", "hidden"), Notice("Saved", "/run")
+    news.tell(filtered)
+    news.tell(other)
+    watching = server.open()
+    news.withdraw(filtered)
+    assert [title for title, _, _ in watching] == ["Saved"] and len(news.items) == 2
+    server.clients.clear()
+    news.tell(filtered)
+    news.withdraw(filtered)
+    assert server.open() == []
+
+
 def test_the_log_tab_lists_it_with_its_time_and_escaped() -> None:
     news = News(cast(viser.ViserServer, FakeBrowsers()))
     assert news_html(news.items) == ""

@@ -125,4 +125,4 @@ def page(
     viewport = SimpleNamespace(show_trim=lambda trim: None, stream=lambda client: None, beside_slider="")
     board = TaskBoard(controller, notices.append)
     parts = (server, controller, viewport, None, Hotkeys(server), board)
-    return Page(*cast(Any, parts), notify=notices.append, changed=lambda panel: None)
+    return Page(*cast(Any, parts), notify=notices.append, changed=lambda panel: None, withdraw=notices.remove)

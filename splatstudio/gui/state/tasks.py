@@ -310,7 +310,9 @@ class News:
         self._server, self._changed = server, changed
         self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
         self._missed: list[Notice] = []
-        self._stays: dict[Notice, list[viser.NotificationHandle]] = {}  # what went wrong, the last few
+        self._stays: dict[
+            Notice, list[viser.NotificationHandle]
+        ] = {}  # what does not go by itself, the last few
         self._lock = threading.Lock()
         server.on_client_connect(self._catch_up)
 
@@ -341,6 +343,14 @@ class News:
                 self._stays = dict(list(self._stays.items())[-NUM_KEPT:])
         self._changed()
 
+    def withdraw(self, notice: Notice) -> None:
+        """Show a notice no more, as it does not hold any longer; the Log tab keeps it."""
+        with self._lock:
+            self._missed = [missed for missed in self._missed if missed != notice]
+            shown = self._stays.pop(notice, [])
+        for handle in shown:
+            handle.remove()
+
     def note(self, notice: Notice) -> None:
         """Keep a notice for the Log tab, without showing it to anybody."""
         with self._lock:
@@ -367,8 +377,7 @@ class News:
             if any(notice is other for other in chosen):
                 handle = _show(client, notice, stays=True)
                 with self._lock:
-                    if notice.bad:
-                        self._stays.setdefault(notice, []).append(handle)
+                    self._stays.setdefault(notice, []).append(handle)
         if len(missed) > len(chosen):
             more = f"{len(missed) - len(chosen):,} more messages while nobody watched"
             _show(client, Notice(more, "They are in the Log tab."), stays=True)

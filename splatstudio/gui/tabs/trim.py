@@ -69,6 +69,7 @@ class TrimSection(Panel):
         self._touched = False
         self._model = np.zeros(3), 1.0  # the middle and the radius of the newest one
         self._file = trim_file(self.controller.project)
+        self._notice: Notice | None = None  # that something is left out as last time
         for control in (self._opacity, self._crop, self._hide):
             control.on_update(self._change)
         for corner in (self._from, self._to):
@@ -126,6 +127,9 @@ class TrimSection(Panel):
     def _take_kept(self) -> None:
         """Show what is kept with what is open; where that leaves something out, it is said."""
         self._not_kept = ""  # which was of what was open before
+        if self._notice is not None:
+            self.page.withdraw(self._notice)
+            self._notice = None
         kept = read_trim(self.controller.project) or KeptTrim()
         self._touched = kept.box is not None
         if kept.box is not None:
@@ -135,7 +139,8 @@ class TrimSection(Panel):
         if not self.trim.keeps_all:
             hidden = "What lies outside is hidden, too" if kept.hides else "What lies outside is still shown"
             sentence = f"{hidden}: Export, Filter turns it off or changes it."
-            self.page.notify(Notice("Filtered like last time", sentence))
+            self._notice = Notice("Filtered like last time", sentence)
+            self.page.notify(self._notice)
 
     def _move(self, event: viser.GuiEvent) -> None:
         self._touched = self._touched or event.client is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from splatstudio.devices.monitor import DeviceReading
 from splatstudio.distributed.rank_devices import DeviceUse
 from splatstudio.gui.dock import idle_gpu_html
+from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import (
     DevicesPanel,
@@ -22,6 +24,7 @@ from splatstudio.gui.tabs.devices import (
     ranks_html,
 )
 from splatstudio.runtime.messages import RankFigures
+from splatstudio.settings.config import TrainConfig
 
 GPUS = tuple(DeviceReading(i, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, 250.0) for i in range(2))
 
@@ -114,3 +117,11 @@ def test_what_trains_stands_below_the_devices(page: Any) -> None:
         panel = DevicesPanel(page, tab)
         panel.close()
         assert panel._use.visible == shown and use.text in panel._use.content
+    file = Path("model.ply")
+    page.controller.project = Project(
+        file, None, file, None, TrainConfig(), device_use=DeviceUse("CPU: no GPU")
+    )
+    assert not page.controller.project.can_train
+    panel = DevicesPanel(page, tab)
+    panel.close()
+    assert not panel._use.visible, "nothing trains"

@@ -98,9 +98,9 @@ class DevicesPanel(RanksPanel):
         )
         self._choice.on_update(lambda _: None)  # the plot follows
         self._plot = Plot(page.server, tab, "", order=2.0)
-        # A GPU that goes unused is told in the dock.
-        use = self.controller.project.device_use
-        self._use = gui.add_html("", visible=bool(use.text) and not use.idle_gpu, order=3.0)
+        # A GPU that goes unused is told in the dock; of a file that is only looked at nothing is trained.
+        use, trains = self.controller.project.device_use, self.controller.project.can_train
+        self._use = gui.add_html("", visible=trains and bool(use.text) and not use.idle_gpu, order=3.0)
         self._use.content = note_html(f"Trains on {use.text}", mark="device-use")
         self._measured = frozenset[Field](("utilization",))
         self._stopped = threading.Event()

@@ -127,6 +127,15 @@ def test_an_ending_that_is_typed_chooses_the_format(page: Page, sent: list[Any],
     assert len(sent) == 1
 
 
+def test_a_double_click_writes_one_file(page: Any, sent: list[Any]) -> None:
+    panel = ExportPanel(page)
+    panel.refresh()
+    export = next(handle for handle, *_ in panel._kept if getattr(handle, "label", "") == "Export PLY")
+    as_user(export, True)
+    as_user(export, True)
+    assert len(sent) == 1
+
+
 def test_a_mesh_goes_with_the_model_that_it_is_of(page: Any, run: Path, tmp_path: Path) -> None:
     section = MeshSection(page, lambda: KEEP_ALL)
     for shown, stays in ((None, True), (run / "ckpts/step_00000007", True), (tmp_path / "other.ply", False)):
@@ -155,10 +164,16 @@ def test_a_mesh_is_called_as_the_checkpoint_that_it_is_of(page: Any, run: Path) 
     page.tasks.start = lambda kind, task, ended: begun.append(task)
     controller = page.controller
     section = MeshSection(page, lambda: KEEP_ALL)
+    make = next(handle for handle, *_ in section._kept if handle.label == "Make mesh")
+    section.refresh()
+    assert make.disabled and "press Save first" in make.hint
     with pytest.raises(ValueError, match="press Save first"):
         section._start()
     controller.status = Status(state="training", step=40, num_gaussians=60, has_model=True)
     save_checkpoint(run, example(30))
+    section.look()
+    section.refresh()
+    assert not make.disabled and make.hint is None
     section._start()
     controller.shown_path = save_checkpoint(run, example(20))
     section.refresh()

@@ -9,7 +9,7 @@ import numpy as np
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.gui.amounts import size
 from splatstudio.gui.dock import TaskBar
-from splatstudio.gui.panel import FILE_HINT, Page, Panel, output_path
+from splatstudio.gui.panel import FILE_HINT, Page, Panel, SinglePress, output_path
 from splatstudio.gui.state.controller import ModelInView
 from splatstudio.gui.tabs.mesh import MeshSection
 from splatstudio.gui.tabs.trim import TrimSection
@@ -22,6 +22,8 @@ MESH_ENDINGS = (".obj", ".stl")  # that no file of splats has
 
 class ExportPanel(Panel):
     """Where to write, the Export button, and the download of what was written."""
+
+    look_seconds = 3.0
 
     def __init__(self, page: Page):
         super().__init__(page)
@@ -51,9 +53,10 @@ class ExportPanel(Panel):
             hint="The shortest axis of each splat: on the side of the nearest photo's camera, or "
             "without a scene away from the model's middle. Else 0.",
         )
-        export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)
+        export = self.button("Export PLY", lambda _: self._press(), ACCENT, disabled=True)
+        self._single = SinglePress()
         self.add(TaskBar(page, Export))
-        self.add(MeshSection(page, lambda: self._trim.trim))
+        self._mesh = self.add(MeshSection(page, lambda: self._trim.trim))
         self._written: Exported | None = None
         self._written_in: Path | None = None  # the run that was open then
         self._format.on_update(lambda _: self._choose())
@@ -69,6 +72,10 @@ class ExportPanel(Panel):
     @property
     def _chosen(self) -> Format:
         return CHOICES[self._format.value]
+
+    def look(self) -> None:
+        """Look for models that have come or gone: a mesh is made of one on the disk."""
+        self._mesh.look()
 
     def refresh(self) -> None:
         """Show what an export would hold now, and how far one is."""
@@ -125,6 +132,10 @@ class ExportPanel(Panel):
         self._path.value = with_ending(self._path.value, self._chosen)
         if untouched:
             self._suggested = self._path.value
+
+    def _press(self) -> None:
+        if self._single.counts():  # a double click would write the same once more, by another name
+            self._write()
 
     def _write(self) -> None:
         model = self.controller.in_view

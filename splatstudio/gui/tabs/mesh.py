@@ -47,7 +47,12 @@ class MeshSection(Panel):
             self._suggested = self._suggestion()
             self._path = gui.add_text("Mesh file", self._suggested, hint=FILE_HINT)
             self._add_choices()
-            self.button("Make mesh", lambda _: self._start(), ACCENT)
+            make = self.button("Make mesh", lambda _: self._start(), ACCENT)
+            self.keep(
+                make,
+                disabled=lambda: self._source() is None,
+                hint=lambda: NO_MODEL if self._source() is None else None,
+            )
             self.add(TaskBar(page, MESH))
             self._report = gui.add_html("", visible=False)
             self._look = gui.add_dropdown(
@@ -107,6 +112,10 @@ class MeshSection(Panel):
             (self._closed, True),
         ):
             self.keep(control, visible=lambda there=there: there and KINDS[self._kind.value] != "ground")
+
+    def look(self) -> None:
+        """Look for the run's newest model on the disk again."""
+        self._on_disk = None
 
     def refresh(self) -> None:
         """Let the suggested name follow the step."""

@@ -212,11 +212,7 @@ def read_metrics(run_dir: Path) -> Metrics:
 
 def newest_step(run_dir: Path) -> int | None:
     """Return the step of the last checkpoint by the names of their folders, None where there is none."""
-    try:
-        names = os.listdir(run_dir / "ckpts")
-    except OSError:
-        return None
-    return max((int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))), default=None)
+    return next((step for step, _ in _saved_steps(run_dir)), None)
 
 
 def refuse_gone_on(run_dir: Path, known: int | None) -> None:
@@ -280,14 +276,46 @@ def _means_in(file: Path | None) -> dict[str, Any]:
 
 def figures_of_run(run_dir: Path) -> str:
     """Return the last saved step and the test PSNR of a run, with its step where that is an earlier one."""
-    step = newest_step(run_dir)
+    step, words = saved_step(run_dir)
     if step is None:
-        return "no step saved"
+        return words
     psnr, file = newest_psnr(run_dir, step), newest_scores(run_dir, step)
     if psnr is None or file is None:
-        return f"step {step:,}"
+        return words
     scored = int(file.stem.removeprefix("step_"))
-    return f"step {step:,} · {psnr:.2f} dB" + (f" at step {scored:,}" if scored != step else "")
+    return f"{words} · {psnr:.2f} dB" + (f" at step {scored:,}" if scored != step else "")
+
+
+def saved_step(run_dir: Path) -> tuple[int | None, str]:
+    """Return the step of the newest checkpoint that looks whole, None without one, and that in words.
+
+    Looks at the sizes of its files alone, which takes no time. A newer one that is damaged is told of.
+    """
+    steps, damaged = _saved_steps(run_dir), ""
+    for step, folder in steps:
+        if _looks_whole(folder):
+            return step, f"step {step:,}{damaged}"
+        damaged = damaged or f" (step {step:,} is damaged)"
+    return None, f"step {steps[0][0]:,} is damaged" if steps else "no step saved"
+
+
+def _saved_steps(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return the steps and folders of a run's checkpoints, the newest first."""
+    try:
+        names = os.listdir(run_dir / "ckpts")
+    except OSError:
+        return []
+    found = [(int(match[1]), name) for name in names if (match := STEP_FOLDER.fullmatch(name))]
+    return [(step, run_dir / "ckpts" / name) for step, name in sorted(found, reverse=True)]
+
+
+def _looks_whole(checkpoint: Path) -> bool:
+    """Return whether the files of a checkpoint are there and have the sizes that it tells."""
+    try:
+        ranks = json.loads(read_input(checkpoint / "manifest.json"))["ranks"]
+        return all(os.path.getsize(checkpoint / rank["file"]) == rank["bytes"] for rank in ranks)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def is_run(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gate_client import get
 from scene_builder import tiny_scene, write_colmap, write_pictures, write_transforms
-from start_visitor import ANY_PORT, Visitor
+from start_visitor import ANY_PORT, Visitor, write_step
 
 from splatstudio.cli.start import start_content
 from splatstudio.files.recent import remember
@@ -64,8 +64,8 @@ def test_what_lies_in_a_folder_is_told_by_names_alone(home: Path) -> None:
     write_pictures(home / "photos", TINY)
     write_pictures(home / "kept" / "input", TINY)
     run = Run.create(home / "runs" / "one", home / "posed", TrainConfig())
-    (run.path / "ckpts" / "step_00012000").mkdir(parents=True)
-    (run.path / "ckpts" / "step_00000300").mkdir()
+    write_step(run.path, 12000)
+    write_step(run.path, 300)
     (home / "other" / "point_cloud").mkdir(parents=True)
     (home / "other" / "cfg_args").write_text("")
     for name in (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gate_client import get
-from start_visitor import ANY_PORT, Visitor
+from start_visitor import ANY_PORT, Visitor, write_step
 
 from splatstudio.cli.start import start_content
 from splatstudio.files.recent import recent_paths, remember
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, own_list: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (home / "photos").mkdir()
     for name in ("one", "two"):
         Run.create(home / "runs" / name, home / "photos", TrainConfig())
-    (home / "runs" / "one" / "ckpts" / "step_00012000").mkdir(parents=True)
+    write_step(home / "runs" / "one", 12000)
     assert remember(home / "runs" / "one" / "ckpts" / "step_00012000") == ""
     return home
 
@@ -156,7 +156,7 @@ def test_a_reload_shows_what_has_come_and_got_on(
     assert offered(visitor) == {"one", "two", recent}
     run = Run.create(folder / "runs" / "three", folder / "photos", TrainConfig()).path
     assert offered(visitor) == {"one", "two", "three", recent}
-    (run / "ckpts" / "step_00000300").mkdir(parents=True)
+    write_step(run, 300)
     assert "step 300" in visitor.get()[1]
     (folder / "runs").rename(folder / "away")
     assert offered(visitor) == set()
@@ -170,7 +170,7 @@ def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
     scores.mkdir()
     (scores / "step_00009000.json").write_text('{"psnr": 27.126}')
     (scores / "step_00013000.json").write_text('{"psnr": 11.0}')  # of a step that is lost
-    (folder / "runs" / "two" / "ckpts" / "step_00000007").mkdir(parents=True)
+    write_step(folder / "runs" / "two", 7)
     page = StartPage(ANY_PORT, start_content)
     try:
         text = html.unescape(Visitor(page).get()[1])
@@ -182,11 +182,28 @@ def test_runs_say_how_far_and_how_good_they_are(folder: Path) -> None:
     assert figures_of_run(folder / "runs" / "one") == "step 12,000 · 27.50 dB"
 
 
+def test_a_damaged_checkpoint_is_not_told_as_what_was_saved(page: StartPage, folder: Path) -> None:
+    newest, before = write_step(folder / "runs" / "two", 900), write_step(folder / "runs" / "two", 300)
+    visitor = Visitor(page)
+
+    def told() -> tuple[str, str]:
+        listed = visitor.ask("/browse", folder=str(folder / "runs"))[1]
+        found = re.search(r"two</a><span class=\"detail\">([^<]*)<", listed)
+        assert found is not None
+        return figures_of_run(folder / "runs" / "two"), found[1]
+
+    assert told() == ("step 900", "step 900")
+    (newest / "rank00000-of-00001.safetensors").write_bytes(b"1234")
+    assert told() == ("step 300 (step 900 is damaged)",) * 2
+    (before / "manifest.json").unlink()
+    assert told() == ("step 900 is damaged",) * 2
+
+
 def test_runs_of_the_same_scene_come_first_in_a_comparison(page: StartPage, folder: Path) -> None:
     (folder / "flowers").mkdir()
     for name, scene in (("a", "flowers"), ("b", "photos"), ("c", "flowers")):
         run = Run.create(folder / "runs" / name, folder / scene, TrainConfig()).path
-        (run / "ckpts" / "step_00000300").mkdir(parents=True)
+        write_step(run, 300)
     text = Visitor(page).ask("/compare", folder=str(folder / "runs" / "two"))[1]
     beside = re.findall(r'name="beside" value="([^"]+)"', text)
     names = [Path(path).name for path in beside]
@@ -197,7 +214,7 @@ def test_runs_of_the_same_scene_come_first_in_a_comparison(page: StartPage, fold
 def test_runs_beside_one_have_pictures_wherever_they_lie(folder: Path) -> None:
     for name in ("near", "far"):
         run = Run.create(folder / "elsewhere" / name, folder / "photos", TrainConfig()).path
-        (run / "ckpts" / "step_00000300").mkdir(parents=True)
+        write_step(run, 300)
     assert remember(folder / "elsewhere" / "near") == ""
     page = StartPage(ANY_PORT, start_content)
     try:
@@ -220,7 +237,7 @@ def test_nothing_is_changed_while_something_is_being_opened(page: StartPage, fol
 
 def test_a_run_is_compared_with_another_that_has_a_model(page: StartPage, folder: Path) -> None:
     far = Run.create(folder / "old" / "far", folder / "photos", TrainConfig()).path
-    (far / "ckpts" / "step_00000300").mkdir(parents=True)
+    write_step(far, 300)
     visitor = Visitor(page)
     ways = [html.unescape(way) for way in re.findall(r'href="(/compare[^"]*)"', visitor.get()[1])]
     assert len(ways) == 1 and ways[0].endswith("two"), "the other run has none beside it with a model"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
+from pathlib import Path
 from urllib.parse import urlencode
 
 from gate_client import get
@@ -12,6 +14,16 @@ from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.start_page import StartPage
 
 ANY_PORT = Listen(port=0)
+
+
+def write_step(run: Path, step: int) -> Path:
+    """Write what looks like a whole checkpoint of a run, and return its folder."""
+    folder = run / "ckpts" / f"step_{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "rank00000-of-00001.safetensors").write_bytes(b"12345")
+    ranks = [{"file": "rank00000-of-00001.safetensors", "bytes": 5}]
+    (folder / "manifest.json").write_text(json.dumps({"ranks": ranks}))
+    return folder
 
 
 class Visitor:

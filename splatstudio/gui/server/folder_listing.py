@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from splatstudio.files.run import newest_step
+from splatstudio.files.run import saved_step
 from splatstudio.gui.amounts import counted, size
 from splatstudio.poses.input import IMAGE_FOLDERS
 from splatstudio.scene.archives import ENDINGS as ARCHIVES
@@ -166,8 +166,7 @@ def kind_of_file(name: str) -> Kind | None:
 
 def _kind_of_folder(folder: Path) -> tuple[Kind, str]:
     if (folder / "run.json").exists():
-        step = newest_step(folder)
-        return "Run", "no step is saved yet" if step is None else f"step {step:,}"
+        return "Run", saved_step(folder)[1]
     names = _names_in(folder)
     told = sum(name.endswith((".xml", ".csv")) for name in names)
     if told <= MOST_FILES_OF_POSES and (poses := pose_files(folder)) is not None:

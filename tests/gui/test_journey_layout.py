@@ -106,6 +106,9 @@ def test_nothing_is_cut_off_in_any_tab(
 
     screen.wait(lambda: row(screen, "Shorter training").is_visible(), "a shorter training is offered")
     look("1-ready")
+    row(screen, "Shorter training").click()
+    row(screen, "Full training").click()
+    row(screen, "Shorter training").wait_for()
     see_most_of_the_scene(screen)
     see_eight_gpus(screen)
     screen.button("Start training").click()

@@ -44,6 +44,7 @@ PRESSED_AS = {
     "Export": '"Export").locator("visible=true").first.click()',
     "Merge and open": 'merge = screen.button("Merge and open")',
     "Back to the training": 'back = screen.page.get_by_role("button", name="Back to the training")',
+    "Shorter training": 'row(screen, "Shorter training").click()',
     "Cancel": '("Cancel", "Delete")',
     "Delete": '("Cancel", "Delete")',
 }
@@ -78,7 +79,7 @@ def every_button_is_pressed_in_a_journey(screen: Screen) -> None:
     for gui in (screen.studio._server.gui, client.gui):
         for handle in gui._gui_input_handle_from_uuid.values():
             if isinstance(handle, (viser.GuiButtonHandle, viser.GuiUploadButtonHandle)):
-                labels.add(re.sub(r" \d+$", "", handle.label))
+                labels.add(re.sub(r" \d+$|, about .*$", "", handle.label))
             elif isinstance(handle, viser.GuiButtonGroupHandle):
                 labels.update(handle.options)
     assert len(labels) > 40

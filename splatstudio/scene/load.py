@@ -216,7 +216,7 @@ def _read(path: Path, downscale: int, images: Path | None, model: int) -> Captur
             path = path.parent
         if path.is_file() and (named := posed_by(path)) is not None:
             return _read_poses(named, downscale, images, model)
-        if path.is_file() and path.suffix == ".json" and not path.stem.startswith("transforms_"):
+        if path.is_file() and path.suffix.lower() == ".json":
             return read_transforms(path, images)
         if not path.is_dir():
             raise _no_scene(path)

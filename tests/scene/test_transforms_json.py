@@ -237,3 +237,9 @@ def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:
     blender = write_blender(tmp_path / "blender", TINY)
     write_pictures(blender / "test", replace(TINY, names=tuple(f"depth_{name}" for name in TINY.names)))
     assert load_scene(blender).unposed == ()
+
+
+def test_a_file_of_frames_may_be_called_as_its_user_likes(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "transforms.json").rename(tmp_path / "transforms_undistorted.json")
+    assert len(load_scene(tmp_path / "transforms_undistorted.json").views) == len(TINY.names)

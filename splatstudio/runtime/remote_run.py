@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import simplejpeg
@@ -372,7 +373,7 @@ class RemoteRun:
 
 def _broken_sentence(saved: int | None) -> str:
     """Return what to tell of a line that broke, where the step of the last save is known or is not."""
-    until = time.strftime("%H:%M", time.localtime(time.time() + PATIENCE_SECONDS))
+    until = f"{datetime.now() + timedelta(seconds=PATIENCE_SECONDS):%H:%M}"
     kept = "What it has saved is in its run folder." if saved is None else f"It last saved step {saved:,}."
     return (
         f"The connection to the training broke and is tried again until {until}. The training may have ended."

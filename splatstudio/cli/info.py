@@ -60,6 +60,8 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
 
     Raises ValueError where that is nothing that can be told.
     """
+    from splatstudio.scene.load import is_of_scene, load_scene
+
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     path = out_of_archive(path)
@@ -73,7 +75,8 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
             return PathContents(path, run, problems=passed_over)
     ours = run is not None or is_checkpoint(path)
     parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
-    if path.is_file() or ours or parts or (pose_files(path) is None and output_in(path) is not None):
+    is_model = path.is_file() and not is_of_scene(path)
+    if is_model or ours or parts or (pose_files(path) is None and output_in(path) is not None):
         from splatstudio.models.model import load_model
 
         loaded = load_model(path, strict=strict)
@@ -83,8 +86,6 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
         return PathContents(path, run, loaded, None if other is None else other.path, problems=passed_over)
     if folders := sorted(file.parent for file in path.glob("*/run.json")):
         return _runs_that_can_be_read(path, folders)
-    from splatstudio.scene.load import load_scene
-
     return PathContents(path, scene=load_scene(path, images_folder=images or None, model=model))
 
 

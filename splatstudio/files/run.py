@@ -339,9 +339,15 @@ def scene_of(run_dir: Path) -> Path | None:
         return None
 
 
+def run_name(scene_path: Path) -> str:
+    """Return how runs of a scene are called: as its folder, and as its file where it is opened by that."""
+    scene = Path(scene_path).resolve()
+    return f"{scene.parent.name}-{scene.stem}" if scene.is_file() else scene.name or "scene"
+
+
 def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
-    """Return `root`/NAME for the scene's folder name, with -2, -3 ... when that is taken."""
-    name = Path(scene_path).resolve().name or "scene"
+    """Return `root`/NAME for a new run of a scene, with -2, -3 ... when that is taken."""
+    name = run_name(scene_path)
     path, number = root / name, 2
     while is_taken(path):
         path, number = root / f"{name}-{number}", number + 1

@@ -29,6 +29,7 @@ from splatstudio.scene.capture import (
     CapturedPhoto,
     ImageFolder,
     View,
+    read_json,
 )
 from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
@@ -147,7 +148,7 @@ def load_scene(
         raise ValueError(f"{folder} holds no photo with a pose")
     if test_images:
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
-    scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every, known)
+    scene = _scene(opened_again_by(folder), capture, downscale, test_every, known)
     if test_images and (gone := (capture.test_names or frozenset()) - scene.photos.keys()):
         raise ValueError(f"{first_of(sorted(gone), MOST_RUNS)} cannot be held out: {scene.notes[0]}")
     notes = (*notes, *scene.notes)
@@ -197,6 +198,32 @@ def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> fro
     if chosen == names:
         raise ValueError(f"all {len(names)} photos of {folder} are held out: none is left to train on")
     return frozenset(chosen)
+
+
+def opened_again_by(path: Path) -> Path:
+    """Return the path of the scene in `path`: the folder of a file, unless that folder's poses are others.
+
+    Of a video that is the folder of its poses.
+    """
+    if is_video(path):
+        return estimated_poses(path)
+    if path.is_dir() or path.name in (*FILES_OF_SCENES, "transforms.json"):
+        return path if path.is_dir() else path.parent
+    own = pose_files(path.parent)
+    return path.parent if own is not None and own.file == path else path
+
+
+def is_of_scene(file: Path) -> bool:
+    """Return whether a file holds the poses of a scene, or a part of them, so that it can be opened by it."""
+    if not file.is_file():
+        return False
+    if file.name in FILES_OF_SCENES or posed_by(file) is not None:
+        return True
+    try:
+        values = read_json(file) if file.suffix.lower() == ".json" else None
+    except ValueError:
+        return False
+    return isinstance(values, dict) and "frames" in values
 
 
 def _photos(scene: Path, named: str) -> Path:

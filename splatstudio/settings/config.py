@@ -297,7 +297,8 @@ def with_whole_paths(config: TrainConfig, scene_path: Path) -> TrainConfig:
     A folder of photos that lies in the scene keeps its short name. Raises ValueError when nothing is
     there.
     """
-    if config.images and not (scene_path / config.images).is_dir():
+    scene = scene_path if scene_path.is_dir() else scene_path.parent
+    if config.images and not (scene / config.images).is_dir():
         folder = typed_path(config.images).resolve()
         if not folder.is_dir():
             raise ValueError(f"there is no folder of photos at {config.images}: correct --images")

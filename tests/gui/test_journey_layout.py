@@ -77,6 +77,14 @@ TOO_WIDE = """
 """
 
 
+def press_the_shorter_training(screen: Screen) -> None:
+    """Choose the training that is offered, and the full one again."""
+    screen.wait(lambda: row(screen, "Shorter training").is_visible(), "a shorter training is offered")
+    row(screen, "Shorter training").click()
+    row(screen, "Full training").click()
+    row(screen, "Shorter training").wait_for()
+
+
 def test_nothing_is_cut_off_in_any_tab(
     open_page: Callable[..., Screen], blob_folder: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,11 +112,8 @@ def test_nothing_is_cut_off_in_any_tab(
             if found:
                 problems[f"{name} at {width} x {height}"] = found
 
-    screen.wait(lambda: row(screen, "Shorter training").is_visible(), "a shorter training is offered")
+    press_the_shorter_training(screen)
     look("1-ready")
-    row(screen, "Shorter training").click()
-    row(screen, "Full training").click()
-    row(screen, "Shorter training").wait_for()
     see_most_of_the_scene(screen)
     see_eight_gpus(screen)
     screen.button("Start training").click()

@@ -10,6 +10,7 @@ import pytest
 from blob_models import blobs
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, Steered, trained_run
+from poses_of_programs import write_metashape
 
 from splatstudio.checkpoints.rank_parts import files_to_merge
 from splatstudio.cli.info import contents_of
@@ -154,6 +155,23 @@ def test_a_run_goes_on_with_a_copy_of_its_scene(
     trained_run(read, Path("of photos"), config=replace(MANY, images=str(photos)))
     shutil.copytree(copy, other)
     assert open_project(other, MANY, Path("of photos")).run_dir == Path("of photos")
+
+
+def test_a_scene_that_is_opened_by_one_of_two_files_goes_on_with_the_run_of_that_file(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "statue")
+    shutil.copy(folder / "cameras.xml", folder / "other.xml")
+    runs = {}
+    for named in (folder, folder / "other.xml"):
+        project = open_project(named, MANY, None)
+        assert project.scene is not None and project.run_dir is not None and project.resume_step is None
+        trained_run(project.scene, project.run_dir)
+        runs[named] = project.run_dir
+    assert list(runs.values()) == [Path("runs/statue"), Path("runs/statue-other")]
+    for named, run in {**runs, folder / "cameras.xml": runs[folder]}.items():
+        project = open_project(named, MANY, None)
+        assert (project.run_dir, project.resume_step) == (run, 3)
+        scene = open_project(run, MANY, None).scene
+        assert scene is not None and scene.path == (folder if run == runs[folder] else named)
 
 
 def test_a_run_without_a_good_model_is_left_aside_with_a_note(

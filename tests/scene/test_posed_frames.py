@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape, write_opensfm
 
+from splatstudio.files.run import new_run_path
 from splatstudio.scene.capture import CapturedPhoto
 from splatstudio.scene.layout import OTHERS, pose_files
 from splatstudio.scene.lens import Lens
@@ -21,6 +22,7 @@ from splatstudio.scene.load import READERS, load_scene, measured_lens
 from splatstudio.scene.photo import PictureHeader
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, with_whole_paths
 
 
 def check(scene: Scene) -> None:
@@ -407,3 +409,15 @@ def test_scenes_of_other_programs_are_found_and_listed(tmp_path: Path) -> None:
     write_opensfm(tmp_path / "odm", "opensfm/reconstruction.json")
     with pytest.raises(ValueError, match=r"metashape \(Metashape\), odm \(OpenSfM\)"):
         load_scene(tmp_path)
+
+
+def test_a_file_that_is_named_is_the_one_that_is_trained_and_gone_on_with(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "scene")
+    text = (folder / "cameras.xml").read_text()
+    (folder / "cameras_new.xml").write_text(text.replace(f"<f>{TINY.focal}", f"<f>{TINY.focal + 3}"))
+    assert load_scene(folder / "cameras.xml").path == folder
+    new = load_scene(folder / "cameras_new.xml")
+    assert load_scene(new.path).views[0].lens.fx == pytest.approx(TINY.focal + 3)
+    assert new_run_path(new.path, tmp_path).name == "scene-cameras_new"
+    photos = with_whole_paths(TrainConfig(images="images"), new.path).images
+    assert photos == "images"

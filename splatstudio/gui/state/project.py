@@ -26,7 +26,7 @@ from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.error_text import as_sentence, first_of
 from splatstudio.files.path_words import as_argument, path_words
-from splatstudio.files.run import Run, is_checkpoint, is_run, is_taken, new_run_path
+from splatstudio.files.run import Run, is_checkpoint, is_run, is_taken, new_run_path, run_name
 from splatstudio.formats import format_of, refuse_write_only
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, run_folder_of, with_images_found
@@ -35,7 +35,7 @@ from splatstudio.runtime.messages import Job, TrainJob, ViewJob
 from splatstudio.runtime.sentences import checkpoint_step, joined_sentence
 from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.layout import pose_files
-from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.load import load_training_scene, opened_again_by
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
     FREE_ON_RESUME,
@@ -339,7 +339,7 @@ def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
-    folder = path if path.is_dir() else path.parent
+    folder = opened_again_by(path)
     if run_dir is not None and is_run(run_dir):
         existing, notes = _named_run(folder, config, run_dir), ()
     else:
@@ -408,7 +408,7 @@ def _scene_as_in(own: TrainConfig, scene_path: Path, images: str, checkpoint: Pa
 def _newest_run(scene_path: Path) -> tuple[Run | None, tuple[str, ...]]:
     """Return the newest run of this scene below runs/, None: there is none, and notes on unreadable ones."""
     scene_path = scene_path.resolve()
-    name = glob.escape(scene_path.name or "scene")
+    name = glob.escape(run_name(scene_path))
     notes: list[str] = []
     found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
     for folder in sorted(filter(is_run, found), key=os.path.getmtime, reverse=True):

@@ -22,10 +22,8 @@ from splatstudio.scene.normalize import KeptFrame
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
 NAMED_BY_INFO = ": `splatstudio info` names them"
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".jp2", ".j2k")
-HEIF_SUFFIXES = (
-    ".heic",
-    ".heif",
-)  # read only where poses are estimated, as are raw ones
+# These are read only where poses are estimated.
+HEIF_SUFFIXES = (".heic", ".heif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2", ".orf")
 UNREAD_SUFFIXES = (*HEIF_SUFFIXES, *RAW_SUFFIXES)
 PHOTO_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -167,7 +168,7 @@ def _alike_note(names: list[str], folder: ImageFolder) -> list[str]:
 
 
 def _called(name: str, folder: ImageFolder) -> list[Path]:
-    return folder.called(PurePosixPath(name).name)
+    return folder.called(PurePosixPath(name.replace("\\", "/")).name)
 
 
 def _picture_of(name: str, folder: ImageFolder) -> Path | None:
@@ -289,7 +290,9 @@ def rows_of(path: Path, first_column: str) -> Iterator[tuple[int, dict[str, str]
 
     The header is the first line that begins with `first_column`.
     """
-    lines = read_file(path, "the file").decode("utf-8-sig", errors="replace").splitlines()
+    content = read_file(path, "the file")
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    lines = content.decode(encoding, errors="replace").splitlines()
     header = next((n for n, line in enumerate(lines) if line.lstrip().startswith(first_column)), 0)
     table = csv.DictReader(lines[header:], skipinitialspace=True)
     try:

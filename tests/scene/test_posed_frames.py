@@ -261,6 +261,9 @@ def test_the_table_of_realityscan_is_read_by_its_present_names_and_below_other_l
     header = "#name,x,y,alt,heading,pitch,roll,f,px,py,"
     text_with(folder, CSV, header, "#cameras 9\r\n#name,x,y,alt,yaw,pitch,roll,f_35mm,px_norm,py_norm,")
     check(load_scene(folder))
+    (folder / CSV).write_text((folder / CSV).read_text(), encoding="utf-16")
+    check(load_scene(folder))
+    (folder / CSV).write_text((folder / CSV).read_text(encoding="utf-16"))
     text_with(folder, CSV, "view_004.png,", "view_004.png,x")
     with pytest.raises(ValueError, match="line 7, has x = 'x"):
         load_scene(folder)

@@ -51,7 +51,14 @@ from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.opensfm import read_opensfm
-from splatstudio.scene.photo import EXIF_SIDEWAYS, DamagedPhoto, PictureHeader, lens_of_file, picture_header
+from splatstudio.scene.photo import (
+    EXIF_SIDEWAYS,
+    DamagedPhoto,
+    PictureHeader,
+    lens_of_file,
+    picture_header,
+    refuse_cut_off,
+)
 from splatstudio.scene.posed_frames import PosedFrames, capture_of
 from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import KnownPhotos, Scene
@@ -445,7 +452,9 @@ def _readable(shots: Iterable[CapturedPhoto]) -> tuple[list[CapturedPhoto], list
     whole, headers, damaged = list[CapturedPhoto](), list[PictureHeader](), dict[str, DamagedPhoto]()
     for shot in shots:
         try:
-            headers.append(picture_header(shot.image_path))
+            header = picture_header(shot.image_path)
+            refuse_cut_off(shot.image_path)
+            headers.append(header)
             whole.append(shot)
         except DamagedPhoto as error:
             damaged[shot.name] = error

@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import unreadable
 from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
@@ -30,6 +31,11 @@ LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
 PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
 NEWER_SUFFIXES = (".avif", ".jp2", ".j2k")
 EXIF_ORIENTATION = 0x0112
+END_OF_JPEG = b"\xff\xd9"
+CUT_OFF = (
+    "the photo {} is cut off: the end of the file is missing; copy it again, or remove it to go on without it"
+)
+TAIL = 1 << 16  # bytes at the end of a file
 EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 
 
@@ -205,10 +211,7 @@ def _stored(path: Path) -> tuple[np.ndarray, bool]:
     """Return the numbers of a picture file in OpenCV's order, and whether alpha is multiplied into them."""
     data = read_file(path, "the photo")
     if is_cut_off(data):
-        raise ValueError(
-            f"the photo {path} is cut off: the end of the file is missing; copy it again,"
-            " or remove it to go on without it"
-        )
+        raise ValueError(CUT_OFF.format(path))
     premultiplied, data = has_premultiplied_colors(data), as_stored(data)
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
@@ -329,6 +332,25 @@ def is_cut_off(data: bytes) -> bool:
         if kind == b"IEND":
             return place > len(data)
     return data.startswith(PNG)
+
+
+def refuse_cut_off(path: Path) -> None:
+    """Raise DamagedPhoto where a JPEG or PNG file lacks its end.
+
+    Of a large file the last part tells, so that not all photos of a scene are read, but for those with a
+    video behind them. Raises ValueError where it cannot be read.
+    """
+    try:
+        with open_input(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            tail = file.read()
+    except OSError as error:
+        raise ValueError(unreadable(f"the photo {path}", error)) from error
+    # In a small one that may be the end of its thumbnail.
+    whole = size > 4 * TAIL and (END_OF_JPEG in tail or b"IEND" in tail)
+    if not whole and is_cut_off(read_file(path, "the photo")):
+        raise DamagedPhoto(CUT_OFF.format(path))
 
 
 def _jpeg_ends(data: bytes) -> bool:

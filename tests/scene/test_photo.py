@@ -17,7 +17,15 @@ from splatstudio.scene import photo_cache
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.lens import Lens, distort, pinhole, undistort
 from splatstudio.scene.load import load_scene
-from splatstudio.scene.photo import PictureHeader, decode, oriented, picture_header
+from splatstudio.scene.photo import (
+    TAIL,
+    DamagedPhoto,
+    PictureHeader,
+    decode,
+    oriented,
+    picture_header,
+    refuse_cut_off,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -303,11 +311,14 @@ def test_damaged_photos_are_named(tmp_path):
     rgb = np.random.default_rng(0).integers(0, 255, (32, 48, 3)).astype(np.uint8)
     jpeg = cv2.imencode(".jpg", rgb)[1].tobytes()
     path = tmp_path / "images/view_001.png"
-    for damaged in (jpeg[: len(jpeg) * 4 // 5], path.read_bytes()[:-40]):
+    whole, before = path.read_bytes(), load_scene(tmp_path)
+    for damaged in (jpeg[: len(jpeg) * 4 // 5], whole[:-40]):
         path.write_bytes(damaged)
-        scene = load_scene(tmp_path)  # the header is whole: the damage shows when it is decoded
-        with pytest.raises(ValueError, match=r"view_001\.png"):
-            scene.photo(1)
+        with pytest.raises(ValueError, match=r"view_001\.png is cut off"):
+            before.photo(1)
+        scene = load_scene(tmp_path)
+        assert [view.name for view in scene.views] == ["view_000.png", "view_002.png"]
+        assert any("1 photo is no picture or damaged" in note for note in scene.notes)
     write_picture(path, rgb)
     scene = load_scene(tmp_path)
     write_picture(path, rgb[:20])
@@ -316,6 +327,18 @@ def test_damaged_photos_are_named(tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=r"view_001\.png cannot be read"):
         scene.photo(1)
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 100_000], ids=["photo", "with a video behind it"])
+def test_a_large_photo_is_whole_by_its_end(tmp_path: Path, behind: bytes) -> None:
+    rgb = np.random.default_rng(0).integers(0, 255, (500, 700, 3)).astype(np.uint8)
+    jpeg, path = cv2.imencode(".jpg", rgb, [cv2.IMWRITE_JPEG_QUALITY, 98])[1].tobytes(), tmp_path / "a.jpg"
+    assert len(jpeg) > 4 * TAIL
+    path.write_bytes(jpeg + behind)
+    refuse_cut_off(path)
+    path.write_bytes(jpeg[:-500] + behind)
+    with pytest.raises(DamagedPhoto, match="is cut off"):
+        refuse_cut_off(path)
 
 
 def test_jpeg_with_a_thumbnail_is_whole(tmp_path):

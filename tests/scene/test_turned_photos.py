@@ -67,7 +67,7 @@ def test_what_the_size_of_one_photo_tells_holds_for_the_others(tmp_path: Path) -
 def test_a_damaged_photo_is_told_by_who_needs_it(tmp_path: Path) -> None:
     write_scene(tmp_path, [3, 3, 3], turned=True)
     photo = tmp_path / "images/view_001.jpg"
-    photo.write_bytes(photo.read_bytes()[:-200])
+    photo.write_bytes(photo.read_bytes()[:-200] + b"\xff\xd9")  # it has an end, and lacks what is before
     assert [view.orientation for view in load_scene(tmp_path).views] == [3, 3, 3]
 
 

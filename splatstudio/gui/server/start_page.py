@@ -132,9 +132,8 @@ class StartPage(PassedOn):
         self._cancel: Callable[[], object] | None = None  # what ends that
         self._told = Told()
         self._refused: _Refused | None = None
-        self._pictured: set[Path] = (
-            set()
-        )  # what was on the front, or could be compared: pages show its picture
+        # What was on the front, or could be compared: pages show its picture.
+        self._pictured: set[Path] = set()
         self._shown, self._shown_at = self._told, 0.0  # what was told last, and since when
         self._lock, self._looking = threading.Lock(), threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.

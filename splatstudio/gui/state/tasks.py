@@ -310,9 +310,8 @@ class News:
         self._server, self._changed = server, changed
         self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
         self._missed: list[Notice] = []
-        self._stays: dict[
-            Notice, list[viser.NotificationHandle]
-        ] = {}  # what does not go by itself, the last few
+        # What does not go by itself, the last few.
+        self._stays: dict[Notice, list[viser.NotificationHandle]] = {}
         self._lock = threading.Lock()
         server.on_client_connect(self._catch_up)
 

@@ -51,6 +51,13 @@ USABLE = """() => [...document.querySelectorAll("button, input, select, [role=sl
   .filter(each => each.checkVisibility({visibilityProperty: true}) && !each.disabled && each.type !== "hidden"
     && !each.matches("[role=tab], [type=radio]") && each.tabIndex >= 0)"""
 
+# Where the camera of a page stands, and whether it stands at a place.
+PLACE = "(() => window.__viserMutable?.cameraControl && window.__viserMutable.camera.position.toArray())()"
+STANDS = f"""([x, y, z]) => {{
+  const now = {PLACE};
+  return now && Math.hypot(now[0] - x, now[1] - y, now[2] - z) < 1e-3;
+}}"""
+
 
 def violations(page: Any) -> list[str]:
     """Return what axe finds on a page by all of its rules, without what is viser's."""
@@ -105,17 +112,46 @@ def open_folders(screen: Screen) -> None:
         screen.wait(lambda num=num: closed.count() != num, "a folder opens")
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_tab_can_be_read_and_its_fields_have_names(
-    open_page: Open, saved_run: Path, theme: str
+def test_the_studio_can_be_read_and_used_without_a_mouse_in_light_and_dark_colors(
+    open_page: Open, saved_run: Path
 ) -> None:
     screen = open_page(saved_run, width=1160, height=700)
-    screen.page.evaluate("theme => localStorage.setItem('splatstudio-theme', theme)", theme)
-    screen.page.reload()
-    opened(screen)
-    screen.page.wait_for_function(
+    is_now(screen.page, "dark")
+    every_tab_can_be_read_and_its_fields_have_names(screen)
+    the_keyboard_reaches_every_control_of_a_tab(screen)
+    a_list_that_the_keyboard_comes_to_opens_when_it_is_asked_to(screen)
+    colors(screen).select_option("light")
+    is_now(screen.page, "light")
+    first = a_page_that_is_loaded_again_stands_where_it_stood(screen)
+    is_now(screen.page, "light")
+    every_tab_can_be_read_and_its_fields_have_names(screen)
+    a_theme_is_that_of_the_system_or_of_the_browser(screen)
+    who_comes_later_stands_where_all_begin(screen, first)
+    is_now(screen.page, "dark")
+    assert screen.errors == []
+
+
+def is_now(page: Any, theme: str) -> None:
+    """See that a page has the colors of a theme."""
+    page.wait_for_function(
         "wanted => document.documentElement.dataset.mantineColorScheme === wanted", arg=theme
     )
+    ground = page.evaluate("getComputedStyle(document.querySelector('.mantine-Paper-root')).backgroundColor")
+    red = int(ground.partition("(")[2].partition(",")[0])
+    assert (red > 200) == (theme == "light"), ground
+
+
+def colors(screen: Screen) -> Any:
+    """Return the list of themes, which is to be seen."""
+    screen.tab("View")
+    found = screen.page.get_by_label("Colors").and_(screen.page.locator("select"))  # not "Mesh colors"
+    if not found.is_visible():
+        screen.page.get_by_role("button", name="This browser").click()
+    return found
+
+
+def every_tab_can_be_read_and_its_fields_have_names(screen: Screen) -> None:
+    """Look at all tabs, with their folders open, by all rules of axe-core."""
     for name in TABS:
         screen.tab(name)
         screen.page.get_by_role("tab", name=name, selected=True).wait_for()
@@ -129,11 +165,10 @@ def test_every_tab_can_be_read_and_its_fields_have_names(
             return not found
 
         screen.wait(is_fine, lambda name=name, found=found: f"{name} without: {found}")
-    assert screen.errors == []
 
 
-def test_the_keyboard_reaches_every_control_of_a_tab(open_page: Open, saved_run: Path) -> None:
-    screen = open_page(saved_run, width=1160, height=700)
+def the_keyboard_reaches_every_control_of_a_tab(screen: Screen) -> None:
+    """Go through the Export tab with the tabulator alone."""
     page = screen.page
     screen.tab("Export")
     open_folders(screen)
@@ -149,10 +184,8 @@ def test_the_keyboard_reaches_every_control_of_a_tab(open_page: Open, saved_run:
     assert missed == []
 
 
-def test_a_list_that_the_keyboard_comes_to_opens_when_it_is_asked_to(
-    open_page: Open, saved_run: Path
-) -> None:
-    screen = open_page(saved_run, width=1160, height=700)
+def a_list_that_the_keyboard_comes_to_opens_when_it_is_asked_to(screen: Screen) -> None:
+    """Come to a list by the tabulator, which stays closed, and open it by an arrow key."""
     page = screen.page
     screen.tab("Render")
     open_folders(screen)
@@ -170,68 +203,45 @@ def test_a_list_that_the_keyboard_comes_to_opens_when_it_is_asked_to(
     page.keyboard.press("ArrowDown")
     screen.wait(is_open, "the list opens")
     page.keyboard.press("Escape")
-    assert screen.errors == []
 
 
-def test_a_theme_is_chosen_by_browser_and_remembered(open_page: Open, saved_run: Path) -> None:
-    screen = open_page(saved_run)
+def a_page_that_is_loaded_again_stands_where_it_stood(screen: Screen) -> list[float]:
+    """Load a page again after its camera was moved and tabs were chosen; return where it stood at first."""
     page = screen.page
-
-    def is_now(theme: str) -> None:
-        page.wait_for_function(
-            "wanted => document.documentElement.dataset.mantineColorScheme === wanted", arg=theme
-        )
-        ground = page.evaluate(
-            "getComputedStyle(document.querySelector('.mantine-Paper-root')).backgroundColor"
-        )
-        red = int(ground.partition("(")[2].partition(",")[0])
-        assert (red > 200) == (theme == "light"), ground
-
-    is_now("dark")
-    screen.tab("View")
-    page.get_by_role("button", name="This browser").click()
-    colors = page.get_by_label("Colors")
-    colors.select_option("light")
-    is_now("light")
-    page.reload()
-    opened(screen)
-    is_now("light")
-    page.emulate_media(color_scheme="dark")
-    is_now("light")
-    screen.tab("View")
-    page.get_by_role("button", name="This browser").click()
-    screen.wait(lambda: colors.input_value() == "light", "the list shows it")
-    colors.select_option("system")
-    is_now("dark")
-    page.emulate_media(color_scheme="light")
-    is_now("light")
-    other = page.context.browser.new_page()
-    other.goto(screen.studio.url)
-    other.wait_for_function("document.documentElement.dataset.mantineColorScheme === 'dark'")
-    other.close()
-    colors.select_option("dark")
-    is_now("dark")
-
-
-def test_a_page_that_is_loaded_again_stands_where_it_stood(open_page: Open, saved_run: Path) -> None:
-    screen = open_page(saved_run)
-    page = screen.page
-    places = "(() => window.__viserMutable?.cameraControl && window.__viserMutable.camera.position.toArray())"
-    stands = f"""([x, y, z]) => {{
-      const now = {places}();
-      return now && Math.hypot(now[0] - x, now[1] - y, now[2] - z) < 1e-3;
-    }}"""
-    first = page.evaluate(places)
+    first = page.evaluate(PLACE)
     moved = [1.5 * value for value in first]
     page.evaluate("to => window.__viserMutable.cameraControl.setLookAt(...to, 0, 0.1, 0, false)", moved)
     screen.tab("Export")
     screen.tab("Log")
     page.reload()
-    page.wait_for_function(stands, arg=moved)
+    page.wait_for_function(STANDS, arg=moved)
     for name in ("Export", "Log"):
         page.get_by_role("tab", name=name, selected=True).wait_for()
-    page.goto(screen.studio.url)  # as somebody who comes later
     opened(screen)
-    page.wait_for_function(stands, arg=first)
-    page.get_by_role("tab", name="Train", selected=True).wait_for()
-    assert screen.errors == []
+    return first
+
+
+def a_theme_is_that_of_the_system_or_of_the_browser(screen: Screen) -> None:
+    """Change the system's theme, which counts where it was chosen, and look from another browser."""
+    page, choice = screen.page, colors(screen)
+    page.emulate_media(color_scheme="dark")
+    is_now(page, "light")
+    screen.wait(lambda: choice.input_value() == "light", "the list shows it")
+    choice.select_option("system")
+    is_now(page, "dark")
+    page.emulate_media(color_scheme="light")
+    is_now(page, "light")
+    other = page.context.browser.new_page()
+    other.goto(screen.studio.url)
+    other.wait_for_function("document.documentElement.dataset.mantineColorScheme === 'dark'")
+    other.close()
+    choice.select_option("dark")
+    is_now(page, "dark")
+
+
+def who_comes_later_stands_where_all_begin(screen: Screen, first: list[float]) -> None:
+    """Open the studio's address in a page that stood elsewhere."""
+    screen.page.goto(screen.studio.url)
+    opened(screen)
+    screen.page.wait_for_function(STANDS, arg=first)
+    screen.page.get_by_role("tab", name="Train", selected=True).wait_for()

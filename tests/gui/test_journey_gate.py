@@ -115,8 +115,8 @@ def test_a_page_of_another_origin_reads_nothing(gated: GatedServer, page: Any) -
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as foreign:
         threading.Thread(target=foreign.serve_forever, daemon=True).start()
         # The browser is logged in; both names are the same site, so that it even sends its cookie.
-        page.goto(gated.url)
-        page.goto(f"http://localhost:{gated.port}/?token={TOKEN}")
+        for own in (gated.url, f"http://localhost:{gated.port}/?token={TOKEN}"):
+            assert page.goto(own, wait_until="commit").status == 200
         before = gated.gate.refused["origin"]
         for name in ("localhost", "127.0.0.1"):
             address = f"http://{name}:{foreign.server_port}/?port={gated.port}&version={viser.__version__}"

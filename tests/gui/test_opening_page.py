@@ -14,11 +14,13 @@ import pytest
 import simplejpeg
 import viser
 from gui_parts import fake_camera, wait_until
-from studio_page import OPENED, PAGE_TEST, close_screen, open_screen
+from studio_page import MANY, OPENED, PAGE_TEST, TIMEOUT
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.gui.app import Studio
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.opening_page import (
     FIRST_PICTURE,
     asked_size,
@@ -247,13 +249,14 @@ class TestInABrowser:
             return render(controller, view, camera, options)
 
         monkeypatch.setattr(Controller, "render", noted)
-        screen = open_screen(browser, saved_run)
+        studio = Studio(saved_run, network=Listen(port=0), config=MANY)
         try:
-            screen.wait(lambda: len(places) > 0, "a picture of the saved model")
-            first = screen.studio._server.initial_camera.position
-            for _ in range(3):
+            wait_until(lambda: studio.controller.status.has_model)
+            first = studio._server.initial_camera.position
+            for _ in range(2):
                 page = browser.new_page(viewport={"width": 900, "height": 500})
-                page.goto(screen.studio.url, wait_until="commit")
+                page.set_default_timeout(1000 * TIMEOUT)
+                page.goto(studio.url, wait_until="commit")
                 page.evaluate(WATCH)
                 page.wait_for_function(OPENED)
                 seen = page.evaluate("window.seen")
@@ -262,7 +265,7 @@ class TestInABrowser:
                 assert all("splatstudio" in title for title in seen["titles"])
                 assert page.locator("button:has(.tabler-icon-adjustments)").is_hidden()
                 page.close()
-            assert len(places) > 3
+            assert len(places) > 2
             np.testing.assert_allclose(places, np.broadcast_to(first, (len(places), 3)), atol=1e-4)
         finally:
-            close_screen(screen)
+            studio.close()

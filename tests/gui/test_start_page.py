@@ -17,7 +17,7 @@ import pytest
 from gate_client import get, wait
 from scene_builder import tiny_scene, write_colmap
 from start_visitor import ANY_PORT, Visitor
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT, WINDOW
+from studio_page import PAGE_TEST, TIMEOUT, WINDOW
 
 from splatstudio.cli import start
 from splatstudio.files.recent import recent_file, recent_paths, remember
@@ -248,7 +248,7 @@ def test_a_browser_goes_from_the_start_page_to_the_studio(
     tab.get_by_role("button", name="Open", exact=True).click()
     thread.join(TIMEOUT)
     try:
-        tab.wait_for_selector(CANVAS)
+        tab.locator("#root").wait_for(state="attached")  # of the page of the studio; others see what it shows
         assert "open=" not in tab.url and "token=" not in tab.url
     finally:
         tab.close()

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-import viser
-
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.path_words import as_argument
@@ -36,7 +34,7 @@ from splatstudio.gui.tabs.photos import PhotosPanel
 from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.gui.tabs.train import TrainPanel
 from splatstudio.gui.tabs.view import ViewPanel
-from splatstudio.gui.theme import apply_theme
+from splatstudio.gui.theme import apply_theme, light_evenly
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.store import PoseStore
 from splatstudio.runtime.messages import Close, Event, ModelLoaded, Saved
@@ -50,7 +48,6 @@ _AT_WORK = ("starting", "loading", "training", "restarting")
 # Pixels: below 40 % of a window of 1440 together, and eight GPUs still fit into one of 720 in height.
 RIGHT_WIDTH = 328
 LEFT_WIDTH = 236
-LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +227,7 @@ class Studio:
         apply_theme(gui)
         gui.main_panel.dock_right()
         gui.main_panel.set_width(RIGHT_WIDTH)
-        _light(server.scene)
+        light_evenly(server.scene)
         if project.scene is not None:
             self._first_view.of_scene(project.scene)
         page = Page(
@@ -352,17 +349,6 @@ def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str
     if browser:
         open_browser(studio.url)
     return studio
-
-
-def _light(scene: viser.SceneApi) -> None:
-    """Light what stands in the scene evenly.
-
-    Without a GPU the browser needs seconds to build the shaders of viser's own light, which comes from a
-    picture of surroundings, and nothing is on the screen before they are done.
-    """
-    scene.configure_environment_map(None)
-    scene.configure_default_lights(enabled=False)
-    scene.add_light_ambient("/light", intensity=LIGHT)
 
 
 def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:

@@ -16,7 +16,7 @@ from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import dress_page, end_opening
 from splatstudio.gui.state.scene_overlay import CAMERA_PIXELS, POINT_SIZE, Frustums
 from splatstudio.gui.state.viewpoint import FirstView
-from splatstudio.gui.theme import apply_theme, duration, note_html, table_html
+from splatstudio.gui.theme import apply_theme, duration, light_evenly, note_html, table_html
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.estimate import STAGES
 from splatstudio.poses.growing import GrowingModel
@@ -55,6 +55,7 @@ class EstimationPage(PassedOn):
     def _build(self) -> None:
         server = self._gated.server
         apply_theme(server.gui)
+        light_evenly(server.scene)
         server.on_client_connect(dress_page)
         server.on_client_connect(end_opening)
         # What is drawn is brought to the frame of a scene, so this holds however the mapping turns it.

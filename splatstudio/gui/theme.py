@@ -20,6 +20,7 @@ LOOK: dict[str, Any] = {
     "show_share_button": False,
     "brand_color": BUTTON,
 }
+LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 TEST_COLOR = (255, 176, 64)  # cameras of the photos held out for the test
 MUTED = "#8b95a5"
 GOOD = (62, 207, 122)
@@ -110,3 +111,14 @@ def _gradient(name: ColorMapName) -> str:
 def _figure(value: float) -> str:
     """Return a number with three digits that count."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def light_evenly(scene: viser.SceneApi) -> None:
+    """Light what stands in the scene evenly.
+
+    Without a GPU the browser needs seconds to build the shaders of viser's own light, which comes from a
+    picture of surroundings, and nothing is on the screen before they are done.
+    """
+    scene.configure_environment_map(None)
+    scene.configure_default_lights(enabled=False)
+    scene.add_light_ambient("/light", intensity=LIGHT)

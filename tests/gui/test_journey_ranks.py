@@ -33,7 +33,7 @@ pytestmark = PAGE_TEST
 def test_two_ranks_are_watched_paused_merged_and_exported(
     open_page: Callable[..., Screen], browser: Any, blob_folder: Path, tmp_path: Path
 ) -> None:
-    screen = open_page(blob_folder, height=900, sharp=True, devices=DeviceOptions(ranks=2))
+    screen = open_page(blob_folder, height=900, devices=DeviceOptions(ranks=2))
     screen.button("Start training").click()
     screen.wait(lambda: screen.step > 20, "training")
     assert len(screen.studio.controller._worker.pids) == 2

@@ -102,7 +102,7 @@ def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
 
 
 def test_the_view_from_the_photos_to_the_modes(open_page: Open, blob_folder: Path) -> None:
-    screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), width=1280, height=720, sharp=True)
+    screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), height=540, sharp=True)
     model = see_photo_and_model_in_one_picture(screen)
     photos_are_sorted_by_error(screen)
     see_every_mode(screen, model)

@@ -439,14 +439,27 @@ class _ImageLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, v_value):
         (gradient,) = ctx.saved_tensors
-        if v_value is not one(v_value.device):
+        if not _is_one(v_value):
             gradient = gradient * v_value
         return gradient, None, None, None, None, None
 
 
+def beginning(loss: Tensor) -> Tensor | None:
+    """Return the 1 from which the way back from `loss` begins; None: torch's own, whose value can be seen.
+
+    Of one that is given torch compares the shape, for which it loads sympy, a third of a second.
+    """
+    return None if loss.device.type == "cpu" or loss.dtype != torch.float32 else _one(loss.device)
+
+
+def _is_one(value: Tensor) -> bool:
+    """Return whether a gradient is known to be 1; a GPU is not waited for."""
+    return value.item() == 1.0 if value.device.type == "cpu" else value is _one(value.device)
+
+
 @functools.cache
-def one(device: torch.device) -> Tensor:
-    """Return the float32 1 of a device: from it a way back begins, and who meets it need not multiply."""
+def _one(device: torch.device) -> Tensor:
+    """Return the float32 1 of a device, always the same: who meets it need not multiply."""
     return torch.ones((), device=device)
 
 

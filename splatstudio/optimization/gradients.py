@@ -304,8 +304,7 @@ def backward(output: RenderOutput, loss: Tensor, others: tuple[Tensor, ...] = ()
         inputs = differentiable(output.projected)
     else:
         inputs = list(output.gaussians.tensors().values())
-    begin = ops.one(loss.device) if loss.dtype == torch.float32 else None
-    values = torch.autograd.grad(loss, [*inputs, *probes, *others], begin, allow_unused=True)
+    values = torch.autograd.grad(loss, [*inputs, *probes, *others], ops.beginning(loss), allow_unused=True)
     v_inputs, v_others = values[: len(inputs)], values[len(inputs) + len(probes) :]
     v_means2d = None
     if output.probe is not None:

@@ -86,7 +86,7 @@ def open_(
     if devices.nodes == 1 and (path is None or path.exists()):
         from splatstudio.runtime.fork_server import begin_fork_server
 
-        begin_fork_server(several=devices.may_be_several)
+        begin_fork_server()
     from splatstudio.cli.poses import out_of_archive, with_poses
     from splatstudio.cli.start import note_opened, run_until_closed, run_with_start_page, studio_of_choice
     from splatstudio.poses.estimate import lacks_poses

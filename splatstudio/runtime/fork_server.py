@@ -19,19 +19,17 @@ LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 _MAIN = threading.RLock()  # held by the thread that has put the program away
 
 
-def process_context(*, several: bool = False) -> BaseContext:
-    """Return how ranks are started: forked from a server that has torch loaded, where that can be.
-
-    The server that the first call describes serves all: `several` ranks need more of torch.
-    """
+def process_context() -> BaseContext:
+    """Return how ranks are started: forked from a server that has torch loaded, where that can be."""
     _share_memory_elsewhere()
     if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # What the first backward pass between ranks loads, which takes a second and more.
-    backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
-    # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank.
-    context.set_forkserver_preload(["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", *backward])
+    # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank. Its
+    # first Gaussians, and most files that are written, ask for neighbors of points: 200 ms.
+    context.set_forkserver_preload(
+        ["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", "scipy.spatial"]
+    )
     return context
 
 
@@ -46,9 +44,9 @@ def _share_memory_elsewhere() -> None:
         heap.Arena._dir_candidates = []  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def begin_fork_server(*, several: bool) -> None:
+def begin_fork_server() -> None:
     """Start the server, where there is one: it loads torch on another core while this process does, too."""
-    if process_context(several=several).get_start_method() == "forkserver":
+    if process_context().get_start_method() == "forkserver":
         from multiprocessing import forkserver
 
         with guarded_start():

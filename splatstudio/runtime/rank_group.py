@@ -74,7 +74,7 @@ class RankGroup:
         activity: Any,
         devices: RankDevices | None = None,
     ):
-        self._context = process_context(several=num_ranks > 1)
+        self._context = process_context()
         self.num_ranks = num_ranks
         self.connection, self._child_end = self._context.Pipe()
         self.heartbeats = Heartbeats(self._context, num_ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +12,19 @@ from typing import Any
 import pytest
 from rank_pool import RankPool
 from shortage_tasks import evaluate_breathing
+from worker_watcher import MANY, Launch
 
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import rank_rows
+from splatstudio.runtime import messages
 from splatstudio.runtime import rank as rank_module
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.fork_server import process_context
 from splatstudio.runtime.heartbeat import Heartbeats, Phase
 from splatstudio.runtime.messages import Command, EvaluateShare, Leave, Wait
-from splatstudio.runtime.rank import Rank
+from splatstudio.runtime.rank import Rank, activity_of, rank_main
 from splatstudio.runtime.rank_group import RankSpec
+from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.load import load_scene
 
 
@@ -69,3 +73,28 @@ def test_each_rank_counts_its_share_of_the_model() -> None:
     figures = rank_rows(Status(num_gaussians=100, steps_per_second=2.0), 2)
     assert [row.num_gaussians for row in figures] == [50, 50]
     assert [row.step_seconds for row in figures] == [0.5, 0.5]
+
+
+def rank_that_notes(spec: RankSpec, job: messages.Job, pipe: Any, make_activity: Any) -> None:
+    """Be a rank, and note in the end which modules it has loaded by itself."""
+    assert isinstance(job, messages.TrainJob)
+    before = set(sys.modules)
+    try:
+        rank_main(spec, job, pipe, make_activity)
+    finally:
+        name = f"loaded_by_{spec.rank}"
+        job.run_dir.with_name(name).write_text("\n".join(set(sys.modules) - before))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_need_not_load_what_takes_long(
+    launch: Launch, blob_folder: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    plan = Plan(rank_that_notes, activity_of, num_ranks)
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY), plan).start()
+    worker.wait(messages.Progress)
+    worker.client.close()
+    for rank in range(num_ranks):
+        loaded = (tmp_path / f"loaded_by_{rank}").read_text().splitlines()
+        assert "sympy" not in loaded, "torch loads it for a gradient that it is given, a third of a second"
+        assert "scipy.spatial" not in loaded, "the fork server has it"

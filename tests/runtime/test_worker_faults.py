@@ -48,7 +48,7 @@ def test_a_killed_rank_is_replaced_and_everything_goes_on(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    begin_fork_server(several=False)  # whose folder lasts as long as these tests
+    begin_fork_server()  # whose folder lasts as long as these tests
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     step, client = worker.of(messages.Saved)[-1].step, worker.client

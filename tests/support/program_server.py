@@ -30,6 +30,7 @@ LOADED = (
     "splatstudio.runtime.rank",
     "splatstudio.runtime.launched",
     "splatstudio.scene.describe",
+    "scipy.spatial",
     "tyro.extras",
     "rich.progress",
     "rich.table",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import FileStore
 
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.runtime.fork_server import process_context
 
 MOST_RANKS = 4
 PATIENCE = 120.0  # seconds until a task that hangs is given up
@@ -30,14 +31,15 @@ class RankPool:
     """Processes that have met; a task runs on the first so many of them at once."""
 
     def __init__(self, folder: Path, size: int = MOST_RANKS) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["splatstudio.training.trainer", "torch.distributed"])
+        context = process_context()  # one server is of all tests of a process: those of workers want more
         self._wires: list[Connection] = []
-        self._processes = []
+        self._processes: list[BaseProcess] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
             place = (theirs, rank, size, str(folder / "store"))
-            process = context.Process(target=_serve, args=place, daemon=True)
+            process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+                target=_serve, args=place, daemon=True
+            )
             process.start()
             theirs.close()
             self._wires.append(ours)

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -101,17 +99,9 @@ def test_nothing_is_left_of_processes_that_are_ended(run: Path, tmp_path: Path, 
     temporary = tmp_path / ("temporary" * 6)  # too long a name for the socket of a fork server
     temporary.mkdir()
     words = ("mesh", run, "-o", tmp_path / "model.glb", "--voxel-size", 0.004, "--ranks", 2)
-    program = subprocess.Popen(
-        [sys.executable, "-m", "splatstudio", *map(str, words)],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell lets what it starts in the background, as these tests may be, ignore Ctrl-C.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    program = start_program("-m", "splatstudio", *words, env=environment, stderr=subprocess.PIPE)
     told = ""
-    assert program.stdout is not None
     while "fusing" not in told:
         told += program.stdout.readline()
         assert program.poll() is None, told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -129,13 +128,20 @@ def _trainings() -> Iterator[Tensor]:
             yield from gaussians.tensors().values()
 
 
+CALLS = ("test_lanes.steps_of_all_kinds()", "test_ops.train_once(2)", "test_modes.draw(2)")
+
+
+@pytest.fixture(scope="module")
+def wide_and_narrow(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
+    """What the calls give with AVX-512 and with AVX2, each in one process."""
+    folder = tmp_path_factory.mktemp("lanes")
+    return [with_kernels(name, CALLS, folder / name) for name in ("avx512", "avx2")]
+
+
 @pytest.mark.skipif(ops.native_version() != "avx512", reason="no processor with AVX-512 that keeps its clock")
-@pytest.mark.parametrize(
-    ("module", "call"),
-    [("test_lanes", "steps_of_all_kinds()"), ("test_ops", "train_once(2)"), ("test_modes", "draw(2)")],
-)
-def test_avx512_gives_the_bits_of_avx2(module: str, call: str, tmp_path: Path) -> None:
-    wide, narrow = (with_kernels(name, module, call, tmp_path / name) for name in ("avx512", "avx2"))
+@pytest.mark.parametrize("call", CALLS)
+def test_avx512_gives_the_bits_of_avx2(wide_and_narrow: list[dict[str, list[Tensor]]], call: str) -> None:
+    wide, narrow = (made[call] for made in wide_and_narrow)
     assert len(wide) == len(narrow) > 5
     for number, (ours, theirs) in enumerate(zip(wide, narrow, strict=True)):
         same = torch.equal(ours, theirs)
@@ -145,11 +151,3 @@ def test_avx512_gives_the_bits_of_avx2(module: str, call: str, tmp_path: Path) -
                 ours.nan_to_num(), theirs.nan_to_num()
             )
         assert same, number
-
-
-@pytest.mark.skipif(
-    ops.native_version() == "portable", reason="no other set of kernels than the portable one"
-)
-def test_an_environment_variable_asks_for_a_narrower_set(tmp_path: Path) -> None:
-    for name in ("portable", "avx2"):
-        assert with_kernels(name, "test_modes", "draw(1)", tmp_path / name)

@@ -6,6 +6,8 @@ for the version of torch in requirements.txt: another one may round in other way
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import json
 import sys
@@ -81,4 +83,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # Python looks through all of torch else, a third of a second
     main()

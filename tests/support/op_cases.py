@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,13 @@ def random_like(tensor: Tensor, seed: int) -> Tensor:
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
 
 
-def with_kernels(instructions: str, module: str, call: str, path: Path) -> list[Tensor]:
-    """Return the tensors that a test module's function gives in a process with a set of instructions."""
+def with_kernels(instructions: str, calls: Sequence[str], path: Path) -> dict[str, list[Tensor]]:
+    """Return the tensors that functions of test modules give in a process with a set of instructions."""
+    modules = ", ".join(sorted({call.partition(".")[0] for call in calls}))
+    made = ", ".join(f"{call!r}: [tensor.detach() for tensor in {call}]" for call in calls)
     script = (
-        f"import sys, torch, {module}; tensors = [tensor.detach() for tensor in {module}.{call}];"
-        f"torch.save(tensors, sys.argv[1]); print({module}.ops.native_version())"
+        f"import gc, sys, torch, {modules}; from splatstudio.kernels import ops;"
+        f"torch.save({{{made}}}, sys.argv[1]); print(ops.native_version()); gc.freeze()"
     )
     folders = os.pathsep.join(folder for folder in sys.path if folder)
     environment = {**os.environ, "SPLATSTUDIO_CPU": instructions, "PYTHONPATH": folders}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.checkpoints.saver import SaveResult
-from splatstudio.runtime import messages
+from splatstudio.runtime import messages, tasks
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.heartbeat import Limits, Phase
 from splatstudio.runtime.rank import rank_main
@@ -30,6 +30,17 @@ def plan_fault(run_dir: Path, kind: str, step: int = 0, times: int = 1000) -> No
     """Let the faulty training of a run go wrong before the step after `step`, `times` times."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     (run_dir.parent / "fault.json").write_text(json.dumps({"kind": kind, "step": step, "times": times}))
+
+
+def _draw_seldom() -> None:
+    """Let frames that are rendered beside the training be few: they go on, but leave others the processor."""
+    draw = tasks.render_image
+
+    def draw_later(*shown: Any) -> Any:
+        time.sleep(0.2)
+        return draw(*shown)
+
+    tasks.render_image = draw_later
 
 
 class FaultyTraining(Training):
@@ -86,6 +97,7 @@ class FaultyTraining(Training):
             self._save_slowly()
             return
         if fault["kind"] == "hang":
+            _draw_seldom()
             time.sleep(600)
         os.kill(os.getpid(), signal.SIGKILL)
 

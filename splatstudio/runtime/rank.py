@@ -10,6 +10,7 @@ None ever waits for the client.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -66,6 +67,8 @@ def activity_of(job: messages.Job, context: WorkerContext) -> Activity:
 
 def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_activity: MakeActivity) -> None:
     """Run one rank until it is told to leave; the process's entry point. `pipe`: to the client, on rank 0."""
+    # What is loaded stays: to look through it would take a tenth of a second, and copies of shared memory.
+    gc.freeze()
     outlive_the_terminal(launched=spec.launched)
     os.environ.update(spec.environment)
     if spec.log_path is not None:

@@ -24,7 +24,7 @@ CAMERAS = ring(NUM, share=0.5)
 def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Scene]:
     """A folder to which photos have come, a run on those of before, and the scene of before."""
     folder = tmp_path_factory.mktemp("joined") / "room"
-    files = write_photos(folder, table_with_boxes(), CAMERAS)
+    files = write_photos(folder, table_with_boxes(), CAMERAS, scale=0.75)
     # One that comes first by name, too: the order by name is not that of the coming.
     for file in (files[0], *files[FIRST + 1 :]):
         file.rename(folder.parent / file.name)

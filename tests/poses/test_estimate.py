@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,33 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PoseReport]:
     write_photos(folder, table_with_boxes(), ring(NUM, share=SHARE))
     assert lacks_poses(folder)
     return folder, estimate_poses(folder)
+
+
+@dataclass(frozen=True)
+class GoneOn:
+    """An estimation of four photos that was ended as it had their features, and gone on with."""
+
+    folder: Path
+    before: dict[str, bytes]  # the features as it was ended
+    lacked: bool  # whether there were no poses then
+    told: list[PoseProgress]  # as it went on
+    report: PoseReport
+
+
+@pytest.fixture(scope="module")
+def gone_on(tmp_path_factory: pytest.TempPathFactory) -> GoneOn:
+    folder = tmp_path_factory.mktemp("gone_on") / "room"
+    write_photos(folder, table_with_boxes(), ring(20)[:4])
+
+    def leave(progress: PoseProgress) -> None:
+        if progress.stage == "matches" and progress.total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        estimate_poses(folder, on_progress=leave)
+    before, lacked, told = keypoints(folder), lacks_poses(folder), list[PoseProgress]()
+    report = estimate_poses(folder, on_progress=told.append)
+    return GoneOn(folder, before, lacked, told, report)
 
 
 @pytest.fixture
@@ -94,20 +122,10 @@ def keypoints(folder: Path) -> dict[str, bytes]:
         return dict(database.execute(query).fetchall())
 
 
-def test_ctrl_c_keeps_what_is_finished_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    write_photos(tmp_path / "room", table_with_boxes(), ring(20)[:4])
-
-    def leave(progress: PoseProgress) -> None:
-        if progress.stage == "matches" and progress.total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        estimate_poses(tmp_path / "room", on_progress=leave)
-    before, told = keypoints(tmp_path / "room"), list[PoseProgress]()
-    assert len(before) == 4 and lacks_poses(tmp_path / "room")
-    report = estimate_poses(tmp_path / "room", on_progress=told.append)
-    assert len(report.posed) == 4 and keypoints(tmp_path / "room") == before
-    assert [p.done for p in told if p.stage == "features"] == [4]
+def test_ctrl_c_keeps_what_is_finished_and_the_next_call_goes_on(gone_on: GoneOn) -> None:
+    assert len(gone_on.before) == 4 and gone_on.lacked
+    assert len(gone_on.report.posed) == 4 and keypoints(gone_on.folder) == gone_on.before
+    assert [p.done for p in gone_on.told if p.stage == "features"] == [4]
 
 
 def test_photos_that_come_go_and_change_are_noticed(copy: Path) -> None:
@@ -127,7 +145,8 @@ def test_photos_that_come_go_and_change_are_noticed(copy: Path) -> None:
     assert {name for name in after if after[name] != before[name]} == {"room_000.jpg"}
 
 
-def test_masks_that_come_change_and_go_are_noticed(copy: Path) -> None:
+def test_masks_that_come_change_and_go_are_noticed(gone_on: GoneOn, tmp_path: Path) -> None:
+    copy = shutil.copytree(gone_on.folder, tmp_path / "copy", symlinks=True)
     before, store = keypoints(copy), PoseStore(copy)
     mask = copy / "masks" / "room_002.png"
     mask.parent.mkdir()

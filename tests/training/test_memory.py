@@ -85,14 +85,14 @@ def test_a_training_stays_within_its_memory(tmp_path: Path) -> None:
         pytest.skip("the peak of a process can be counted anew on Linux only")
     tests = Path(__file__).parents[1]
     code = f"import sys; sys.path[:0] = {[str(tests / 'support'), str(tests)]!r}\n" + SCRIPT
-    command = [sys.executable, "-c", code, str(tmp_path / "scene"), "150000"]
+    command = [sys.executable, "-c", code, str(tmp_path / "scene"), "100000"]
     # Every large tensor has pages of its own, which go with it: what lies in the heap depends on chance.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stderr
     measured = json.loads(result.stdout.splitlines()[-1])
     allowed = BYTES_A_GAUSSIAN * measured["num_gaussians"] + BYTES_A_PIXEL * measured["num_pixels"]
-    assert measured["num_gaussians"] > 155_000, "nothing was born"
+    assert measured["num_gaussians"] > 103_000, "nothing was born"
     # The model and its moments alone are 708 bytes a Gaussian: less cannot have been measured rightly.
     assert 708 * measured["num_gaussians"] < measured["peak"] < allowed, measured
 

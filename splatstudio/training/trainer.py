@@ -486,7 +486,7 @@ def _config_to_go_on(
     moved = not same_frame(checkpoint.scene_transform, scene.transform)
     if moved and gone and len(gone) < len(known.names):
         raise ValueError(
-            f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has"
+            f"{folder} was trained with {len(gone)} photos that {scene.path} no longer has, or has damaged"
             f" ({first_of(gone, 3)}): put them back, or start a new training"
         )
     if moved:

@@ -220,8 +220,9 @@ class TestInABrowser:
         # Not by a function, which is text that the page does not allow to be run as a script.
         tab.locator("#drop-told", has_text="cannot be opened").wait_for()
         tab.evaluate(REMEMBER)
-        tab.evaluate(LET_FALL, [["a.ply", [1, 2, 3]]])
-        tab.evaluate(LET_FALL, [["b.ply", [1]]])  # while the first is still on its way
+        # One right after the other: the second while the first is still on its way.
+        both = f"files => files.forEach(file => ({LET_FALL})([file]))"
+        tab.evaluate(both, [["a.ply", [1, 2, 3]], ["b.ply", [1]]])
         tab.get_by_text("Opening").wait_for()
         assert (tmp_path / "dropped" / "a.ply").read_bytes() == b"\1\2\3"
         assert not (tmp_path / "dropped" / "b.ply").exists()

@@ -454,7 +454,8 @@ def beginning(loss: Tensor) -> Tensor | None:
 
 def _is_one(value: Tensor) -> bool:
     """Return whether a gradient is known to be 1; a GPU is not waited for."""
-    return value.item() == 1.0 if value.device.type == "cpu" else value is _one(value.device)
+    # Not by `item`, which stands for a wait where the kernels of a GPU are tried on the CPU.
+    return float(value.numpy()) == 1.0 if value.device.type == "cpu" else value is _one(value.device)
 
 
 @functools.cache

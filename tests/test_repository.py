@@ -50,7 +50,7 @@ LAYERS = [
 ]
 
 # The same inside of the page: the gate and viser's insides below what a browser looks at, panels above.
-GUI_LAYERS = ["amounts", "theme", "server", "state", "panel", "close_bar", "dock", "tabs"]
+GUI_LAYERS = ["amounts", "theme", "server", "state", "panel", "leaving_bars", "dock", "tabs"]
 GUI_LAYERS += ["render_function", "estimation", "app", "attached", "notebook"]
 
 # An outside library that only one part or module may know, so that it is exchanged or upgraded in one place.

@@ -11,8 +11,8 @@ from typing import TypeVar
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.path_words import as_argument
-from splatstudio.gui.close_bar import CloseBar
-from splatstudio.gui.dock import HomeBar, StatusPanel
+from splatstudio.gui.dock import StatusPanel
+from splatstudio.gui.leaving_bars import CloseBar, HomeBar
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
 from splatstudio.gui.server.access import THIS_MACHINE, Listen, TakenOver, advice, open_browser
 from splatstudio.gui.server.gate import open_server

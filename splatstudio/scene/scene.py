@@ -38,7 +38,9 @@ class Scene:
     at one point, the median distance of the points (also scaled to 1).
     """
 
-    path: Path
+    path: (
+        Path  # what opens it again: its folder, or the file of poses that was named in place of another there
+    )
     format: str  # "COLMAP", "transforms.json", "Blender"
     views: tuple[View, ...]
     points: np.ndarray

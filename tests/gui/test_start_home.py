@@ -13,7 +13,7 @@ from gui_parts import as_user, wait_until
 from start_visitor import ANY_PORT, Visitor
 
 from splatstudio.cli import start
-from splatstudio.gui.dock import HomeBar
+from splatstudio.gui.leaving_bars import HomeBar
 from splatstudio.gui.panel import Page
 from splatstudio.gui.server.access import STILL_HERE
 from splatstudio.gui.server.start_page import StartPage

@@ -38,9 +38,8 @@ class Scene:
     at one point, the median distance of the points (also scaled to 1).
     """
 
-    path: (
-        Path  # what opens it again: its folder, or the file of poses that was named in place of another there
-    )
+    # What opens it again: its folder, or the file of poses that was named where the folder has another one.
+    path: Path
     format: str  # "COLMAP", "transforms.json", "Blender"
     views: tuple[View, ...]
     points: np.ndarray

@@ -92,7 +92,7 @@ def test_a_training_stays_within_its_memory(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     measured = json.loads(result.stdout.splitlines()[-1])
     allowed = BYTES_A_GAUSSIAN * measured["num_gaussians"] + BYTES_A_PIXEL * measured["num_pixels"]
-    assert measured["num_gaussians"] > 103_000, "nothing was born"
+    assert measured["num_gaussians"] > 103_400, "nothing was born"
     # The model and its moments alone are 708 bytes a Gaussian: less cannot have been measured rightly.
     assert 708 * measured["num_gaussians"] < measured["peak"] < allowed, measured
 

@@ -192,7 +192,7 @@ class TestInABrowser:
         page.on("request", lambda request: asked.append(request.url))
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path.as_uri())
+        page.goto(f"{path.as_uri()}?fixedDpr=1")  # every pixel: other tests draw fewer
         page.wait_for_selector(CANVAS)
         # What lies over the picture: a warning that there is no GPU, and the list of what is in the scene.
         page.add_style_tag(

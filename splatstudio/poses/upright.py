@@ -9,7 +9,7 @@ import numpy as np
 import pycolmap
 
 from splatstudio.poses.records import InputPhoto
-from splatstudio.scene.normalize import held, rotation_to_z, upward
+from splatstudio.scene.normalize import held, median_distance, rotation_to_z, upward
 
 FEWEST_PLACES = 5  # photos with GPS; with fewer, chance decides
 GPS_METERS = 3.0  # by which phones and small drones are wrong
@@ -45,7 +45,9 @@ def make_upright(
     rotations = np.stack([image.cam_from_world().rotation.matrix() for image in images])
     centers = np.stack([image.projection_center() for image in images])
     orientations = tuple(photos[image.name].orientation for image in images)
-    _turn(model, upward(held(rotations, orientations), centers))
+    points = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)
+    depth = median_distance(points, centers.mean(axis=0))
+    _turn(model, upward(held(rotations, orientations), centers, depth))
     return Upright("how the cameras were held", *(aligned or (None, "")))
 
 

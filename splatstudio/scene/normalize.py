@@ -16,6 +16,10 @@ from splatstudio.files.inputs import read_input
 
 KEPT_FRAME = "frame.json"  # in the folder of a COLMAP model
 MIN_RADIUS = 0.01  # of the points' distance: cameras closer together than that stand at one point
+NEARLY_PARALLEL = 0.01  # the mean square of the sine between axes: 6 degrees
+# A survey from above: cameras that look the same way within 10 degrees stand in one layer, spread in both of
+# its directions by a quarter of their height. Who stands before a wall does not move that far upward.
+SURVEY_COSINE, SURVEY_LAYER, SURVEY_SPREAD, FEWEST_IN_SURVEY = 0.985, 0.1, 0.25, 5
 
 
 # Which of a camera's axes the viewer of an upright picture sees to the right and downward, by the EXIF
@@ -40,26 +44,29 @@ def normalizing_transform(
     """
     rotations = viewmats[:, :3, :3]
     positions = -np.einsum("nji,nj->ni", rotations, viewmats[:, :3, 3])
-    depth = _median_distance(points, positions.mean(axis=0))
+    depth = median_distance(points, positions.mean(axis=0))
     radius = float(np.linalg.norm(positions - positions.mean(axis=0), axis=1).max())
     if depth > 0 and not radius > MIN_RADIUS * depth:
         radius = depth
     # A lone camera without points has no scale of its own.
     size = radius if radius > 1e-12 * max(1.0, float(np.abs(positions).max())) else 1.0
-    turn = rotation_to_z(upward(held(rotations, orientations), positions) if up is None else up)
+    turn = rotation_to_z(upward(held(rotations, orientations), positions, depth) if up is None else up)
     scaled = turn / size
     transform = rigid(scaled, -scaled @ attention(rotations, positions, points, size))
     assert np.isfinite(transform).all(), "readers check that poses and points are finite"
     return transform
 
 
-def upward(rotations: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def upward(rotations: np.ndarray, positions: np.ndarray, depth: float = 0.0) -> np.ndarray:
     """Return the unit up vector [3] of cameras, from world-to-camera `rotations` [C, 3, 3].
 
-    A camera held level has its x axis horizontal, so up is the direction all x axes are perpendicular to;
-    where they do not tell (all alike, or held every way), up is the median of the cameras' own up vectors;
-    where those cancel, it is the normal of the plane the cameras stand in.
+    `depth` is the typical distance of what they see from their mean, 0 where nothing tells it. Cameras that
+    survey the ground from above look down. Of others, a camera held level has its x axis horizontal, so up is
+    the direction all x axes are perpendicular to. Where they do not tell (all alike, or held every way), up
+    is the median of the cameras' own up vectors; where those cancel, the normal of the plane of the cameras.
     """
+    if _survey(rotations[:, 2], positions, depth):
+        return -_median_direction(rotations[:, 2])
     mean_up = _median_direction(-rotations[:, 1])
     strength = float(np.linalg.norm((-rotations[:, 1]).mean(axis=0)))
     if strength > 0.1:
@@ -78,28 +85,41 @@ def upward(rotations: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.array([0.0, 0.0, 1.0])
 
 
+def _survey(forward: np.ndarray, positions: np.ndarray, depth: float) -> bool:
+    """Return whether cameras survey the ground from above, from their view directions [C, 3]."""
+    heading = _median_direction(forward)
+    if len(forward) < FEWEST_IN_SURVEY or np.quantile(forward @ heading, 0.1) < SURVEY_COSINE:
+        return False
+    offsets = positions - positions.mean(axis=0)
+    along = offsets @ heading
+    across = np.linalg.svd(offsets - along[:, None] * heading, compute_uv=False)[1] / np.sqrt(len(offsets))
+    return 0 < SURVEY_SPREAD * depth < across and float(along.std()) < SURVEY_LAYER * across
+
+
 def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, size: float) -> np.ndarray:
     """Return the point [3] that the cameras look at.
 
-    It is the point nearest to all optical axes, when they meet in front of the cameras. For parallel
-    cameras it lies in front of their mean at the points' median depth (`size` without points); for cameras
-    that look outward it is the cameras' mean.
+    It is the point nearest to all optical axes, when they meet in front of the cameras and the points lie
+    about as far away: where axes are nearly parallel, chance decides where they meet. For parallel cameras it
+    lies in front of their mean at the points' median depth (`size` without points); for cameras that look
+    outward it is the cameras' mean.
     """
     forward, center = rotations[:, 2], positions.mean(axis=0)
+    heading = forward.mean(axis=0)
+    ahead = (points - center) @ (heading / max(float(np.linalg.norm(heading)), 1e-9))
+    ahead = ahead[ahead > 0]
     away = np.eye(3) - forward[:, :, None] * forward[:, None, :]
     system = away.mean(axis=0)
     values = np.linalg.eigvalsh(system)
     if values[0] > 1e-3:  # 0 for parallel axes
         nearest = np.linalg.solve(system, np.einsum("nij,nj->i", away, positions) / len(positions))
         depth = np.einsum("ni,ni->n", nearest - positions, forward)
-        if np.mean(depth > 0) > 0.5 and np.median(depth) < 100 * size:
+        beyond = values[0] < NEARLY_PARALLEL and len(ahead) and np.median(depth) > 3 * np.median(ahead)
+        if np.mean(depth > 0) > 0.5 and np.median(depth) < 100 * size and not beyond:
             return nearest
-    heading = forward.mean(axis=0)
     if np.linalg.norm(heading) < 0.5:
         return center
     heading = heading / np.linalg.norm(heading)
-    ahead = (points - center) @ heading
-    ahead = ahead[ahead > 0]
     return center + heading * (float(np.median(ahead)) if len(ahead) else size)
 
 
@@ -121,7 +141,8 @@ def _held(rotation: np.ndarray, orientation: int) -> np.ndarray:
     return np.stack([right_sign * rotation[right], down_sign * rotation[down], rotation[2]])
 
 
-def _median_distance(points: np.ndarray, center: np.ndarray) -> float:
+def median_distance(points: np.ndarray, center: np.ndarray) -> float:
+    """Return the median distance of `points` [P, 3] from `center` [3], 0 without points."""
     return float(np.median(np.linalg.norm(points - center, axis=1))) if len(points) else 0.0
 
 

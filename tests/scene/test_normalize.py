@@ -159,3 +159,65 @@ def test_transform_maps_the_files_frame_to_the_scenes(tmp_path):
     positions = np.stack([camera.position for camera in scene.cameras])
     radius = np.linalg.norm(positions - positions.mean(0), axis=1).max()
     np.testing.assert_allclose(radius, scene.extent, atol=1e-9)
+
+
+def survey(num: int = 16, tilt: float = 0.03, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return cameras that fly over the ground in rows and look down, the way they fly up, and points."""
+    random = np.random.default_rng(seed)
+    viewmats = []
+    for i in range(num):
+        row, place = divmod(i, 4)
+        position = np.array([row, 1.3 * (place if row % 2 == 0 else 3 - place), 3.0 + 0.02 * random.normal()])
+        down = np.array([tilt * (-1) ** i, tilt * (-1) ** (i // 2), -1.0])
+        ahead = np.array([0.0, 1.0 if row % 2 == 0 else -1.0, 0.0])
+        viewmats.append(look_at(position, position + down, ahead))
+    points = random.uniform([-1, -1, 0], [4, 5, 0.3], (300, 3))
+    return np.stack(viewmats), points
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_survey_from_above_lies_flat_whichever_way_it_was_flown(turned):
+    """A drone that keeps its heading tells nothing of up by how it is held."""
+    viewmats, points = survey()
+    if not turned:
+        viewmats[[i for i in range(16) if (i // 4) % 2], :2] *= -1  # about its view direction
+    similarity = random_similarity(5)
+    away = points @ similarity[:3, :3].T + similarity[:3, 3]
+    _, positions, forward, _ = normalized(moved(viewmats, similarity), away)
+    assert (forward[:, 2] < -0.98).all()
+    np.testing.assert_allclose(positions[:, 2], positions[:, 2].mean(), atol=0.05)
+
+
+def test_axes_that_meet_by_chance_far_below_the_ground_leave_the_origin_on_it():
+    viewmats, points = survey(tilt=0.0)
+    middle = np.array([1.5, 1.95, 0])
+    for i, viewmat in enumerate(viewmats):
+        position = Camera(viewmat, np.eye(3), 1, 1).position
+        viewmats[i] = look_at(position, middle - (0, 0, 30), np.array([0.0, 1, 0]))
+    transform, positions, _, _ = normalized(viewmats, points)
+    ground = points @ transform[:3, :3].T + transform[:3, 3]
+    assert np.abs(np.median(ground[:, 2])) < 0.1 < 0.5 < positions[:, 2].min()
+
+
+@pytest.mark.parametrize(
+    ("places", "tilt", "steps"),
+    [
+        ((1.0, 0.3), 0.03, 0.0),  # along a wall, at a few heights
+        ((0.2, 0.2), 0.03, 0.0),  # a few pictures from where somebody stands
+        ((1.0, 1.0), 0.3, 0.0),  # around an object, from its front
+        ((1.0, 1.0), 0.03, 0.3),  # nearer and farther
+    ],
+)
+def test_pictures_of_a_wall_stand_upright(places, tilt, steps):
+    viewmats, points = survey(tilt=tilt)
+    wall = np.array([[1.0, 0, 0], [0, 0, -1], [0, 1, 0]])  # the ground of a survey, put up
+    upright = []
+    for i, viewmat in enumerate(viewmats):
+        position = Camera(viewmat, np.eye(3), 1, 1).position * (*places, 1.0) + (0, 0, steps * (i % 3))
+        if (i // 4) % 2:
+            viewmat[:2] *= -1
+        rotation = viewmat[:3, :3] @ wall.T
+        upright.append(np.eye(4))
+        upright[-1][:3, :3], upright[-1][:3, 3] = rotation, -rotation @ wall @ position
+    _, _, forward, up = normalized(np.stack(upright), points @ wall.T)
+    assert (up[:, 2] > 0.7).all() and (np.abs(forward[:, 2]) < 0.7).all()

@@ -119,7 +119,7 @@ class AtOnce:
 
 @dataclass(frozen=True)
 class Route:
-    """Where the camera of a video goes: one of --path, --orbit, --spiral.
+    """Where the camera of a video goes: one of --path, --orbit, --spiral, --through-photos.
 
     Args:
         path: A camera_path.json of the studio, nerfstudio or nerfview.
@@ -127,7 +127,8 @@ class Route:
         orbit: Once around what the photos look at, at the distance of their cameras; where the scene is
             not known, around the middle of the splats.
         spiral: Wind through the room that the photos' cameras took.
-        scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
+        through_photos: Along the photos' cameras in the order of their names, at an even pace.
+        scene: The scene, for all but --path; a run and a checkpoint remember theirs.
         images: The scene's folder of photos, where it is another one.
         strict: Refuse a file with splats that would be left out, as a value of them is not finite.
     """
@@ -136,14 +137,16 @@ class Route:
     path_scale: float = 1.0
     orbit: bool = False
     spiral: bool = False
+    through_photos: bool = False
     scene: Path | None = None
     images: str = ""
     strict: bool = False
 
     def check(self) -> None:
         """Raise ValueError unless just one way is chosen."""
-        if (self.path is not None) + self.orbit + self.spiral != 1:
-            raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
+        if (self.path is not None) + self.orbit + self.spiral + self.through_photos != 1:
+            ways = "--path FILE, --orbit, --spiral, --through-photos"
+            raise ValueError(f"say where the camera goes: one of {ways}")
         if self.path is None and self.path_scale != 1:
             raise ValueError("--path-scale is for the positions of a file: give --path FILE, too")
 

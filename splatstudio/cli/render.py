@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from splatstudio.cameras.camera_path import CameraPath, FrameFormat, orbit_of, spiral
+from splatstudio.cameras.camera_path import CameraPath, FrameFormat, orbit_of, spiral, through
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.cli.options import Route
 from splatstudio.cli.terminal import console, frame_progress
@@ -47,4 +47,5 @@ def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:
         console.print("The scene is not known: the orbit goes around the center of the splats.")
         return model, own_orbit(model)
     scene = scene_shown_by(path, route.scene, route.images, full_size=True)
-    return model.in_frame_of(scene), (orbit_of if route.orbit else spiral)(scene.cameras)
+    ready = orbit_of if route.orbit else spiral if route.spiral else through
+    return model.in_frame_of(scene), ready(scene.cameras)

@@ -28,6 +28,7 @@ from splatstudio.models.model import Model, load_model, own_orbit
 from splatstudio.models.video import render_path, write_frames
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import RenderOptions, render_image
+from splatstudio.scene.scene import Scene
 
 BANANA = Path(__file__).parents[3] / "shared" / "scenes" / "banana"
 
@@ -293,14 +294,27 @@ def test_one_splat_is_seen_as_large_as_it_is() -> None:
 
 
 @pytest.mark.skipif(not BANANA.exists(), reason="the scene is not here")
-@pytest.mark.parametrize("route", ["--orbit", "--spiral"])
+@pytest.mark.parametrize("route", ["--orbit", "--spiral", "--through-photos"])
 def test_the_command_goes_around_a_scene(ply: Path, tmp_path: Path, route: str, command: CommandLine) -> None:
     # The file's coordinates are the scene's; the model lies at the files' origin, wherever that is.
     options = (route, "--scene", BANANA, "--width", 48, "--seconds", 0.5, "--fps", 8)
     code, printed = command("render", ply, *options, "-o", tmp_path / "frames")
     assert code == 0, printed
-    assert len(list((tmp_path / "frames").iterdir())) == 4
+    assert len(list((tmp_path / "frames").iterdir())) == (5 if "photos" in route else 4)  # with its last
     assert iio.imread(tmp_path / "frames" / "00000.png").shape == (32, 48, 3)
+
+
+def test_a_way_through_the_photos_begins_at_the_first_and_ends_at_the_last(
+    blob_folder: Path, blob_scene: Scene, tmp_path: Path, command: CommandLine
+) -> None:
+    ply, frames = Model(blobs()).save_ply(tmp_path / "blobs.ply"), tmp_path / "frames"
+    options = ("--through-photos", "--scene", blob_folder, "--width", 48, "--fps", 4)
+    assert command("render", ply, *options, "--seconds", 1, "-o", frames)[0] == 0
+    first, *_, last = sorted(frames.iterdir())
+    loaded = load_model(ply).in_frame_of(blob_scene)
+    for frame, camera in ((first, blob_scene.cameras[0]), (last, blob_scene.cameras[-1])):
+        expected = render_image(loaded.gaussians, camera, loaded.options)
+        assert np.abs(iio.imread(frame).astype(int) - expected).max() <= 2
 
 
 def test_a_path_can_show_the_depth(model: Model, path: CameraPath, tmp_path: Path) -> None:

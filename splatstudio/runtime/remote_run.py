@@ -42,6 +42,7 @@ from splatstudio.runtime.channel.remote_server import (
     is_nonce,
     limit_waiting,
     new_greeting,
+    order_words,
     proof,
     same,
     shut,
@@ -269,10 +270,8 @@ class RemoteRun:
         if isinstance(command, messages.JobCommand):
             self._end_jobs("There is no connection to the training; ask for it again when there is.")
         else:
-            name = type(command).__name__
-            self._listener.receive(
-                messages.Warned(f"{name}: there is no connection to the training just now.")
-            )
+            told = f"The training was not told to {order_words(command)}"
+            self._listener.receive(messages.Warned(f"{told}: there is no connection to it just now."))
 
     def kill(self, *, quietly: bool = False) -> None:
         """Leave at once; the training goes on."""

@@ -242,6 +242,19 @@ def test_a_video_takes_no_other_ones_place(
 
 
 @pytest.mark.usefixtures("notices")
+def test_a_double_click_renders_one_video(page: Page, sent: list[Any], tmp_path: Path) -> None:
+    editor = PathEditor()
+    for key in random_keys(1, 2):
+        editor.add(key)
+    section = OutputSection(page, editor)
+    section._file.value = str(tmp_path / "mine.mp4")
+    section.refresh()
+    as_user(section._render, True)
+    as_user(section._render, True)
+    assert [command.output.name for command in sent] == ["mine.mp4"]
+
+
+@pytest.mark.usefixtures("notices")
 def test_frames_take_no_other_ones_folder_and_a_video_follows_its_format(
     page: Page, sent: list[Any], tmp_path: Path
 ) -> None:

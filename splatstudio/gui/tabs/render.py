@@ -27,7 +27,7 @@ from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.files.inputs import read_input
 from splatstudio.formats import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
-from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, output_path, when_user
+from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, SinglePress, output_path, when_user
 from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
@@ -103,7 +103,8 @@ class OutputSection(Panel):
         self._suggested = self._suggestion()
         self._named_for: object = None  # what the file is named for
         self._file = gui.add_text("File", self._suggested, hint=FILE_HINT)
-        self._render = self.button("Render", self._start, ACCENT, disabled=True)
+        self._single = SinglePress()
+        self._render = self.button("Render", self._press, ACCENT, disabled=True)
         self.add(TaskBar(page, RenderPath))
         self._chosen = self._format.value
         when_user(self._format, lambda _, name: self._choose_format(name))
@@ -170,6 +171,10 @@ class OutputSection(Panel):
         """Let the format be that of an ending which somebody typed, else the one that was chosen."""
         _, quality = FORMATS[self._chosen]
         self._format.value = NAMES.get((Path(typed.strip()).suffix.lower() or "none", quality), self._chosen)
+
+    def _press(self, client: viser.ClientHandle) -> None:
+        if self._single.counts():  # a double click would render the same once more, by another name
+            self._start(client)
 
     def _start(self, client: viser.ClientHandle) -> None:
         path = self._editor.path

@@ -221,7 +221,7 @@ def test_a_training_that_is_started_again_is_found_again(
     )
     client.send(messages.Pause())
     warned: list[str] = []
-    while not any("Pause: there is no connection" in sentence for sentence in warned):
+    while not any("not told to pause: there is no connection" in sentence for sentence in warned):
         warned += [event.sentence for event in client.poll(TIMEOUT) if isinstance(event, messages.Warned)]
     again = Training(tmp_path, training.server.port, training.server.token)
     try:

@@ -2,21 +2,36 @@
 
 A camera's transform is camera to world with OpenCV's axes. Offsets of the center and focal lengths are in
 pixels; the tangential coefficients are OpenCV's with their places exchanged. PhotoScan before version 1.2
-wrote the center itself, fx, fy and skew, and the tangential coefficients in OpenCV's places. Sources:
-Metashape's manual, "Camera models", and that of Agisoft Lens.
+wrote the center itself, fx, fy and skew, and the tangential coefficients in OpenCV's places. The transform of
+a component, or of the chunk, leads from there to the coordinates of the project: local ones, or those of the
+earth's center (WGS 84). Sources: Metashape's manual, "Camera models", and that of Agisoft Lens.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
+
+from splatstudio.cameras.camera import rigid
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import panorama
 from splatstudio.scene.lens import Lens
-from splatstudio.scene.posed_frames import PosedFrame, PosedFrames, Values, fixed, focal_lens, view_of
+from splatstudio.scene.posed_frames import (
+    ROTATION_TOLERANCE,
+    PosedFrame,
+    PosedFrames,
+    Values,
+    fixed,
+    focal_lens,
+    view_of,
+)
 
+EQUATOR, POLE = 6_378_137.0, 6_356_752.3  # radii of the earth in WGS 84, meters
+HIGHEST = 30_000.0  # above and below the ground, meters
 FISHEYES = ("fisheye", "equidistant_fisheye")  # one lens, by its former and its present name
 
 
@@ -30,7 +45,7 @@ def read_metashape(path: Path) -> PosedFrames:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # the others: of an unknown encoding
         raise ValueError(f"{path} is not valid XML: {error}; export it again") from error
-    chunk = root.find("chunk")
+    chunk = max(root.iterfind("chunk"), key=_num_posed, default=None)
     if chunk is None:
         raise ValueError(f"{path} holds no chunk of Metashape: export its cameras as Agisoft XML")
     notes: list[str] = []
@@ -60,7 +75,8 @@ def read_metashape(path: Path) -> PosedFrames:
         raise ValueError(
             f"{path} holds no camera with a pose: align the photos in Metashape, and export again"
         )
-    frames = max(components.values(), key=len)
+    most = max(components, key=lambda component: len(components[component]))
+    frames, world = components[most], _world_of(path, chunk, most)
     if len(components) > 1:
         sizes = ", ".join(str(len(each)) for each in components.values())
         notes.append(f"{path} holds {len(components)} components of {sizes} photos: the largest is used")
@@ -71,7 +87,47 @@ def read_metashape(path: Path) -> PosedFrames:
             f"{num_in_rigs} cameras in {path} are left out: the file tells their poses only by those of the "
             "cameras beside them in a rig; Metashape can also export cameras as COLMAP's"
         )
-    return PosedFrames(tuple(frames), notes=tuple(notes))
+    if world is None:
+        return PosedFrames(tuple(frames), notes=tuple(notes))
+    return PosedFrames(tuple(_moved(frame, world) for frame in frames), notes=tuple(notes), upright=True)
+
+
+def _num_posed(chunk: ElementTree.Element) -> int:
+    return sum(camera.find("transform") is not None for camera in chunk.iterfind(".//camera"))
+
+
+def _world_of(path: Path, chunk: ElementTree.Element, component: str | None) -> np.ndarray | None:
+    """Return the similarity [4, 4] to the coordinates of the project, z up; None where nobody gave it any.
+
+    Coordinates that count from the earth's center become meters to the east, to the north and up from the
+    place that the file gives as its own.
+    """
+    own = (each for each in chunk.iterfind("components/component") if each.get("id") == component)
+    told = [each.find("transform") for each in (*own, chunk)]
+    element = next((each for each in told if each is not None and each.find("rotation") is not None), None)
+    if element is None:
+        return None
+    values = Values(f"{path}, transform,", {each.tag: each.text for each in element})
+    rotation, place = values.numbers("rotation", 9).reshape(3, 3), values.numbers("translation", 3)
+    scale = values.number("scale", 1.0)
+    if np.allclose(rotation, np.eye(3), atol=1e-9) and scale == 1.0 and not place.any():
+        return None
+    if not scale > 0 or np.linalg.norm(rotation @ rotation.T - np.eye(3)) > ROTATION_TOLERANCE:
+        raise values.error("has a rotation or a scale that cannot be")
+    if POLE - HIGHEST < np.linalg.norm(place) < EQUATOR + HIGHEST:
+        up = place / np.square([EQUATOR, EQUATOR, POLE])
+        up = up / np.linalg.norm(up)
+        east = np.cross([0.0, 0.0, 1.0], up)
+        east = east / max(float(np.linalg.norm(east)), 1e-12)
+        rotation, place = np.stack([east, np.cross(up, east), up]) @ rotation, np.zeros(3)
+    return rigid(scale * rotation, place)
+
+
+def _moved(frame: PosedFrame, world: np.ndarray) -> PosedFrame:
+    """Return a frame whose pose is told in the coordinates to which `world` [4, 4], a similarity, leads."""
+    pose = world @ np.linalg.inv(frame.viewmat)
+    pose[:3, :3] /= np.cbrt(np.linalg.det(world[:3, :3]))
+    return replace(frame, viewmat=np.linalg.inv(pose))
 
 
 def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:

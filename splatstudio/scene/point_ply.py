@@ -6,8 +6,74 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.error_text import first_of
+from splatstudio.files.inputs import open_input
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
+
+MEANT_AS_POINTS = ("points3d", "points", "sparse_pc", "point_cloud", "pointcloud")  # where several lie there
+MOST_POINTS = 500_000  # of a cloud that was made for other things than to begin a training with
+FEWEST_BEFORE = 0.2  # of the points before a camera, within 45 degrees, where they belong to it
+MOST_DISTANCE = 300  # times the cameras' extent: coordinates on the globe are farther from local ones
+ASKED = 2000  # points
+
+
+def points_beside(folder: Path, viewmats: np.ndarray) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return positions [P, 3] and colors [P, 3] of a PLY in the folder of a scene without points, and a note.
+
+    Models of splats are no such points. Those that lie elsewhere than where the cameras, `viewmats` [C, 4, 4]
+    world to camera, look are not used: they are in other coordinates. No points without such a file.
+    """
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".ply" and _is_cloud(file)]
+    meant = [file for file in files if file.stem.lower() in MEANT_AS_POINTS]
+    random = "training starts from random points"
+    if not files:
+        better = "put a PLY of points beside them, and it starts from those"
+        return *no_points(), f"the poses in {folder} come without points: {random}; {better}"
+    if len(files) > 1 and len(meant) != 1:
+        names = first_of([file.name for file in files], 3)
+        return *no_points(), f"which of {names} holds the points is not clear, {random}: call it points.ply"
+    file = (meant or files)[0]
+    try:
+        positions, colors = read_point_ply(file)
+    except ValueError as error:
+        return *no_points(), f"{error}; {random}"
+    if not _are_seen(positions, viewmats):
+        remedy = "export the poses and the points in the same coordinate system"
+        return *no_points(), f"the points of {file} are not where the cameras look, {random}: {remedy}"
+    every = -(-len(positions) // MOST_POINTS)
+    few = f", one in {every} of its {len(positions):,}" if every > 1 else ""
+    return positions[::every], colors[::every], f"training starts from the points of {file}{few}"
+
+
+def no_points() -> tuple[np.ndarray, np.ndarray]:
+    """Return positions [0, 3] and colors [0, 3]."""
+    return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
+
+
+def _is_cloud(file: Path) -> bool:
+    """Return whether a PLY holds points or a mesh, not splats; one that is damaged is left aside."""
+    try:
+        with open_input(file) as opened:
+            header = parse_header(file, opened.read(LONGEST_HEADER))
+        return not {"f_dc_0", "packed_position"} & set(_vertices(header, file).properties)
+    except (OSError, ValueError):
+        return False
+
+
+def _are_seen(points: np.ndarray, viewmats: np.ndarray) -> bool:
+    """Return whether enough of `points` lie before one of the cameras, and not far from all of them."""
+    places = -np.einsum("nji,nj->ni", viewmats[:, :3, :3], viewmats[:, :3, 3])
+    reach = MOST_DISTANCE * float(np.linalg.norm(places - places.mean(axis=0), axis=1).max())
+    points = points[:: max(1, len(points) // ASKED)]
+    points = points[np.isfinite(points).all(axis=1)]
+    seen = np.zeros(len(points), bool)
+    for viewmat in viewmats:
+        x, y, z = viewmat[:3, :3] @ points.T + viewmat[:3, 3:]
+        seen |= (z > 0) & (np.hypot(x, y) < z)
+    if reach > 0:
+        seen &= np.linalg.norm(points - places.mean(axis=0), axis=1) < reach
+    return len(points) > 0 and bool(seen.mean() > FEWEST_BEFORE)
 
 
 def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:

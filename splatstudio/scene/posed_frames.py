@@ -30,6 +30,7 @@ from splatstudio.scene.colmap_model import MAX_SIDE
 from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import EXIF_SIDEWAYS, DamagedPhoto, picture_header
+from splatstudio.scene.point_ply import points_beside
 
 # Axes of a camera that looks along -z with y up (OpenGL, ARKit), in those of one along z with y down.
 OPENGL_CAMERA = np.diag([1.0, -1.0, -1.0])
@@ -87,13 +88,16 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
     unposed = unposed if files.pictures or images is not None else ()  # pictures of depth lie there, too
     if unposed:
         notes.append(unposed_note(len(unposed), len(unposed) + len(shots), where))
-    if not len(read.points):
-        notes.append(f"{files.file} holds no points: training starts from random points")
+    points, colors = read.points, read.colors
+    if not len(points):
+        viewmats = np.stack([frame.viewmat for frame in read.frames])
+        points, colors, about_points = points_beside(files.folder, viewmats)
+        notes.append(about_points)
     return Capture(
         files.format,
         _under_their_paths(unique, folder.folder),
-        read.points,
-        read.colors,
+        points,
+        colors,
         tuple(notes),
         unposed=unposed,
         upright=read.upright,

@@ -28,6 +28,7 @@ from splatstudio.scene.posed_frames import (
 NAME, FILM = "#name", 36.0  # mm
 NEEDED = ("x", "y", "alt", "heading", "pitch", "roll", "f", "px", "py")
 RENAMED = {"heading": "yaw", "f": "f_35mm", "px": "px_norm", "py": "py_norm"}  # since RealityScan 2
+MOST_UPRIGHT = 200  # times as high as wide; more tells of degrees, each of which is 111 km
 
 
 def read_realityscan(path: Path) -> PosedFrames:
@@ -42,6 +43,7 @@ def read_realityscan(path: Path) -> PosedFrames:
         frames.append(PosedFrame(values.text(NAME), view_of(values.error, axes, position), _lens_of(values)))
     if not frames:
         raise ValueError(f"{path} holds no camera: export the internal and external camera parameters again")
+    _refuse_degrees(path, np.stack([np.linalg.inv(frame.viewmat)[:3, 3] for frame in frames]))
     return PosedFrames(tuple(frames), upright=True)
 
 
@@ -57,6 +59,17 @@ def _refuse_other_columns(path: Path, row: Mapping[str, str]) -> None:
         raise ValueError(
             f"{path} has no column {first_of(lacking, 3)}: export 'Internal/External camera parameters' from"
             " RealityScan, not another table"
+        )
+
+
+def _refuse_degrees(path: Path, positions: np.ndarray) -> None:
+    """Raise ValueError for positions [C, 3] in degrees of longitude and latitude, with a height in meters."""
+    width, depth, height = np.ptp(positions, axis=0)
+    longitude, latitude = np.abs(positions[:, :2]).max(axis=0)
+    if longitude <= 180 and latitude <= 90 and max(width, depth) * MOST_UPRIGHT < height:
+        raise ValueError(
+            f"{path} tells x and y in degrees, it seems: export the camera parameters again in a coordinate"
+            " system in meters, as the local one (Euclidean) or UTM"
         )
 
 

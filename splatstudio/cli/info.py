@@ -19,8 +19,9 @@ from splatstudio.cli.terminal import console, print_part, print_rows, print_scen
 from splatstudio.files.run import Run, is_checkpoint, newest_scored, newest_step
 from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.scene.describe import scene_values
-from splatstudio.scene.layout import pose_files
+from splatstudio.scene.layout import is_video, pose_files
 from splatstudio.scene.scene import Scene
+from splatstudio.scene.unread_poses import unread_poses
 from splatstudio.settings.presets import preset_in_words
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def contents_of(path: Path, images: str, model: int = -1, *, strict: bool = Fals
             return PathContents(path, run, problems=passed_over)
     ours = run is not None or is_checkpoint(path)
     parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
-    is_model = path.is_file() and not is_of_scene(path)
+    is_model = path.is_file() and not (is_of_scene(path) or is_video(path) or unread_poses(path))
     if is_model or ours or parts or (pose_files(path) is None and output_in(path) is not None):
         from splatstudio.models.model import load_model
 

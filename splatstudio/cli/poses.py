@@ -22,7 +22,7 @@ from splatstudio.poses.estimate import (
 )
 from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore
-from splatstudio.poses.words import note_on_own_poses, report_lines
+from splatstudio.poses.words import note_on_own_poses, note_on_unread_poses, report_lines
 from splatstudio.scene.archives import is_archive, unpacked
 
 
@@ -32,7 +32,7 @@ def estimate_and_print(path: Path, frames: int | None = None) -> None:
     Raises ValueError with one sentence where there is too little to go by.
     """
     path = out_of_archive(path)
-    if (note := note_on_own_poses(path)) is not None:
+    for note in filter(None, (note_on_own_poses(path), note_on_unread_poses(path))):
         console.print(note, style="yellow")
     try:
         with stage_progress() as show:

@@ -148,6 +148,7 @@ class _Front:
         """
         from splatstudio.cli.poses import out_of_archive, poses_come_first, with_poses
         from splatstudio.poses.estimate import lacks_poses, scene_of
+        from splatstudio.poses.words import note_on_unread_poses
 
         path = out_of_archive(path)
         if not lacks_poses(path):
@@ -155,7 +156,8 @@ class _Front:
         if install and not has_colmap():
             install_colmap(self._tell_of_pip)
         refuse_without_colmap()
-        print(for_terminal(poses_come_first(path)), flush=True)
+        for sentence in filter(None, (poses_come_first(path), note_on_unread_poses(path))):
+            print(for_terminal(sentence), flush=True)
         self._estimate(path)
         return scene_of(path)
 

@@ -20,6 +20,7 @@ from splatstudio.gui.theme import apply_theme, duration, light_evenly, note_html
 from splatstudio.poses.background import BackgroundEstimation
 from splatstudio.poses.estimate import STAGES
 from splatstudio.poses.growing import GrowingModel
+from splatstudio.poses.words import note_on_unread_poses
 from splatstudio.scene.normalize import normalizing_transform
 
 LOOK_SECONDS = 0.5
@@ -42,6 +43,7 @@ class EstimationPage(PassedOn):
         self._gated = open_server(listen.taken_over(self.token, self._listener.dup))
         self.port, self.url = self._gated.port, self._gated.url
         self._read: int | None = None  # when the snapshot was written that was read last
+        self._unread = note_on_unread_poses(estimation.source)
         self._closed = threading.Event()
         self._build()
         self._thread = threading.Thread(target=self._follow, name="estimation page", daemon=True)
@@ -96,7 +98,8 @@ class EstimationPage(PassedOn):
             (progress.what, f"{progress.done} of {progress.total}" if progress.total else "–"),
             ("Time left", duration(progress.seconds_left)),
         ]
-        self._told.content = table_html(rows, mark="estimation") + note_html(str(self._estimation.source))
+        notes = filter(None, (str(self._estimation.source), self._unread))
+        self._told.content = table_html(rows, mark="estimation") + "".join(map(note_html, notes))
         self._bar.value = 100.0 * progress.done / progress.total if progress.total else 0.0
 
     def _draw(self) -> None:

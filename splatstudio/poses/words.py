@@ -9,6 +9,7 @@ from splatstudio.error_text import first_of
 from splatstudio.files.path_words import as_argument
 from splatstudio.poses.records import PoseReport
 from splatstudio.scene.layout import estimated_poses, pose_files
+from splatstudio.scene.unread_poses import unread_poses
 
 MOST_NAMES = 12  # of photos that share a reason
 
@@ -74,6 +75,12 @@ def note_on_own_poses(path: Path) -> str | None:
         f"{path} has poses of its own ({own.format}), with which open and train go on; those estimated here"
         f" lie beside them: `splatstudio open {estimated}` shows them"
     )
+
+
+def note_on_unread_poses(path: Path) -> str | None:
+    """Return a sentence where other programs have left poses in a folder which are not read."""
+    found = unread_poses(path) if path.is_dir() else None
+    return None if found is None else f"The camera poses are estimated anew; {found.told(path)}"
 
 
 def report_text(report: PoseReport) -> str:

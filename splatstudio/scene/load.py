@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -15,15 +14,12 @@ import numpy as np
 from splatstudio.cameras.camera import Camera, rigid
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import refuse_irregular
-from splatstudio.files.kinds import kind_of_file
 from splatstudio.files.path_words import as_argument
 from splatstudio.operating_system import free_memory
 from splatstudio.scene.archives import is_archive, unpacked
 from splatstudio.scene.arkit import read_polycam, read_record3d, read_scanner_app
 from splatstudio.scene.capture import (
     MAX_COORDINATE,
-    PHOTO_SUFFIXES,
-    RAW_SUFFIXES,
     TO_JPEG,
     Capture,
     CapturedPhoto,
@@ -35,7 +31,6 @@ from splatstudio.scene.colmap import read_colmap
 from splatstudio.scene.layout import (
     COPIES,
     KINDS,
-    MADE_OF_PHOTOS,
     PARTS,
     NoPhotos,
     PoseFiles,
@@ -49,6 +44,7 @@ from splatstudio.scene.layout import (
 )
 from splatstudio.scene.lens import Face, Lens, cropped, faces
 from splatstudio.scene.metashape import read_metashape
+from splatstudio.scene.no_scene import KNOWN, no_scene, nothing_found
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.opensfm import read_opensfm
 from splatstudio.scene.photo import (
@@ -64,14 +60,9 @@ from splatstudio.scene.realityscan import read_realityscan
 from splatstudio.scene.scene import KnownPhotos, Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
 from splatstudio.scene.turned_photos import as_computed_from
+from splatstudio.scene.unread_poses import unread_poses
 from splatstudio.settings.config import TrainConfig, declaration
 from splatstudio.settings.setting import typed_path
-
-KNOWN = (
-    "photos or a video, whose camera poses are estimated first, a COLMAP folder (sparse/0 and images), a"
-    " transforms.json, Blender's transforms_train.json, or one of OpenSfM, OpenDroneMap, Metashape (XML),"
-    " RealityScan (CSV), Polycam, Record3D or 3D Scanner App"
-)
 
 MOST_RUNS = 5  # that are named
 LONGEST_DISTORTED = 2**15 - 1  # px; OpenCV counts in 16 bits there
@@ -250,10 +241,10 @@ def _read(path: Path, downscale: int, images: Path | None, model: int) -> Captur
             path = path.parent
         if path.is_file() and (named := posed_by(path)) is not None:
             return _read_poses(named, downscale, images, model)
-        if path.is_file() and path.suffix.lower() == ".json":
+        if path.is_file() and path.suffix.lower() == ".json" and unread_poses(path) is None:
             return read_transforms(path, images)
         if not path.is_dir():
-            raise _no_scene(path)
+            raise no_scene(path)
         return _read_folder(path, downscale, images, model)
     except PermissionError as error:
         raise ValueError(
@@ -266,19 +257,6 @@ def _read(path: Path, downscale: int, images: Path | None, model: int) -> Captur
         ) from error
 
 
-def _no_scene(path: Path) -> ValueError:
-    """Return the error that says what a file is that is named in the place of a folder."""
-    try:
-        kind = kind_of_file(path)
-    except PermissionError:
-        raise
-    except OSError as error:  # a pipe or a device, which is not waited for
-        kind = (error.strerror or "").removeprefix("it is ")
-    if path.suffix.lower() in PHOTO_SUFFIXES:
-        return ValueError(f"{path} is {kind or 'a picture'}; give the folder that it lies in")
-    return ValueError(f"{path} is {kind or 'a file of unknown type'}; give the folder of a scene: {KNOWN}")
-
-
 def _read_folder(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
     """Return the scene at the top of `path`, or where that has no poses or no photos, the one below."""
     own, lacking = pose_files(path), None
@@ -289,7 +267,7 @@ def _read_folder(path: Path, downscale: int, images: Path | None, model: int) ->
             lacking = error
     below = poses_below(path, besides=own) if images is None or own is None else None
     if below is None:
-        raise lacking or _nothing_found(path)
+        raise lacking or nothing_found(path)
     capture = _read_poses(below, downscale, images, model)
     what = "no camera poses" if lacking is None else "no photos of its poses"
     return replace(capture, notes=(f"{path} has {what} itself: {below.folder} is opened", *capture.notes))
@@ -319,65 +297,6 @@ def _read_format(files: PoseFiles, downscale: int, images: Path | None, model: i
         capture = capture_of(files, READERS[files.format](files.file), images)
         return replace(capture, notes=(*files.notes, *capture.notes))
     return read_transforms(files.folder / "transforms.json", images)
-
-
-def _nothing_found(folder: Path) -> ValueError:
-    """Return the error that says what a folder without poses is and what to do."""
-    entries = sorted(folder.iterdir())
-    if not entries:
-        return ValueError(f"the folder {folder} is empty; give the folder of a scene: {KNOWN}")
-    for name in ("sparse/0", "sparse", "colmap/sparse/0"):
-        if (folder / name).is_dir():
-            return ValueError(
-                f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
-                "found nothing; run it again"
-            )
-    if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
-        return ValueError(
-            f"{folder} holds no scene but runs ({first_of(runs, MOST_RUNS)}): name one of them;"
-            f" splatstudio info {as_argument(folder)} lists them"
-        )
-    found = _photos_below(folder)
-    if num_photos := sum(found.values()):
-        photos = "1 photo" if num_photos == 1 else f"{num_photos} photos"
-        holds, estimates = f"{next(iter(found))} holds {photos}", "estimates them"
-        if len(found) > 1:
-            folders = [folder.name if place == folder else place.relative_to(folder) for place in found]
-            counts = [f"{place}: {num}" for place, num in zip(folders, found.values(), strict=True)]
-            holds = f"{folder} holds {photos} in {len(found)} folders ({first_of(counts, MOST_RUNS)})"
-            estimates += " as one scene, and for each of several scenes its folder can be named"
-        return ValueError(
-            f"{holds} but no camera poses, which training needs (nothing "
-            f"was changed): `splatstudio poses {as_argument(folder)}` {estimates}"
-        )
-    return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
-
-
-def _photos_below(folder: Path) -> dict[Path, int]:
-    """Return which folders, this one or at most two levels below, have photos, and how many each.
-
-    Those in `images` count for the folder that it is in. Runs hold none.
-    """
-    found: dict[Path, int] = {}
-    for place, folders, files in os.walk(folder):
-        if "run.json" in files and place != str(folder):
-            folders.clear()
-            continue
-        num = _num_photos(name for name in files if name[0] != ".")
-        holds = Path(place) if Path(place).name != "images" or place == str(folder) else Path(place).parent
-        if num:
-            found[holds] = found.get(holds, 0) + num
-        deep = len(Path(place).relative_to(folder).parts) >= 2
-        folders[:] = [] if deep else sorted(name for name in folders if _may_hold_photos(name, folders))
-    return found
-
-
-def _num_photos(names: Iterable[str]) -> int:
-    """Return how many photos files are, by their names: a raw one beside its picture is none of its own."""
-    photos = [path for path in map(PurePosixPath, names) if path.suffix.lower() in PHOTO_SUFFIXES]
-    raw = [path for path in photos if path.suffix.lower() in RAW_SUFFIXES]
-    pictures = {path.stem for path in photos if path not in raw}
-    return len(photos) - sum(path.stem in pictures for path in raw)
 
 
 def _scene(
@@ -436,12 +355,6 @@ def _scene(
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photos"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
-
-
-def _may_hold_photos(name: str, beside: Collection[str]) -> bool:
-    """Return whether a folder may hold photos of its own: no masks or depths, nor copies of those beside."""
-    copy = COPIES.fullmatch(name)
-    return name[0] != "." and not MADE_OF_PHOTOS.fullmatch(name) and not (copy and copy[1] in beside)
 
 
 def _readable(shots: Iterable[CapturedPhoto]) -> tuple[list[CapturedPhoto], list[PictureHeader], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from splatstudio.error_text import first_of
-from splatstudio.files.inputs import can_be_path
 from splatstudio.scene import colmap_binary
 from splatstudio.scene.capture import (
     MAX_COORDINATE,
@@ -24,57 +22,12 @@ from splatstudio.scene.capture import (
     read_json,
     unposed_note,
 )
-from splatstudio.scene.colmap_model import MAX_SIDE, panorama
+from splatstudio.scene.frame_lens import Record, frame_lens, is_fisheye
 from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
-from splatstudio.scene.photo import DamagedPhoto, picture_header
+from splatstudio.scene.photo import DamagedPhoto
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.posed_frames import view_of
-
-PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
-PANORAMA = "EQUIRECTANGULAR"
-FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
-
-
-@dataclass(frozen=True)
-class Record:
-    """A JSON object and the place it stands at, for messages; `outer` supplies what it does not say."""
-
-    where: str
-    values: dict[str, Any]
-    outer: dict[str, Any]
-
-    def get(self, name: str) -> Any:
-        """Return the value `name`, the frame's own before the file's, or None."""
-        value = self.values.get(name)
-        return self.outer.get(name) if value is None else value
-
-    def error(self, what: str) -> ValueError:
-        """Return the error that says `what` is wrong here and what to do."""
-        return ValueError(f"{self.where} {what}; correct the file or remove the frame")
-
-    def number(self, name: str) -> float | None:
-        """Return a finite number, or None when there is none; ValueError when it is something else."""
-        value = self.get(name)
-        if value is None:
-            return None
-        try:
-            # As text, too: nerfstudio writes RealityScan's coefficients so.
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) < MAX_COORDINATE:
-            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number")
-        return number
-
-    def text(self, name: str) -> str | None:
-        """Return a text, or None when there is none; ValueError when it is something else."""
-        value = self.get(name)
-        if value is not None and not isinstance(value, str):
-            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a text")
-        if value is not None and not can_be_path(value):
-            raise self.error(f"has {name} = {value[:60]!r}, which no file is called")
-        return value
 
 
 def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -122,82 +75,6 @@ def matrix_3x4(value: Any) -> np.ndarray | None:
     )
     # NaN fails the comparison above, so it is reported as a wrong matrix too.
     return np.array(rows[:3], dtype=np.float64) if rows and plain else None
-
-
-def frame_lens(record: Record, picture: Path) -> Lens | float:
-    """Return the lens of a frame, or its horizontal angle of view (radians) where that is all that is told.
-
-    The file's header of `picture` tells the size where a focal length is told without one. Raises ValueError
-    when neither a focal length nor an angle is told, or a value is impossible.
-    """
-    fisheye = _is_fisheye(record)
-    if _model_of(record) == PANORAMA:
-        header = picture_header(picture)
-        return panorama(header.width, header.height)
-    width, height = record.number("w"), record.number("h")
-    fx, fy = record.number("fl_x"), record.number("fl_y")
-    angle_x, angle_y = _angle(record, "x"), _angle(record, "y")
-    if fx is None and angle_x is None:
-        raise record.error("has no intrinsics: neither the frame nor the file has fl_x or camera_angle_x")
-    for name, angle in (("camera_angle_x", angle_x), ("camera_angle_y", angle_y)):
-        if angle is not None and fx is None and not 0 < angle < math.pi:
-            raise record.error(f"has {name} = {angle:g}; it must lie between 0 and pi (radians)")
-    if width is None or height is None:
-        if fx is None and angle_x is not None and not fisheye:
-            return angle_x
-        header = picture_header(picture)
-        width, height = header.width, header.height
-    if not (
-        1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width == int(width) and height == int(height)
-    ):
-        raise record.error(f"has the image size {width:g} x {height:g}, which is impossible")
-    if fx is None:
-        assert angle_x is not None
-        fx = 0.5 * width / math.tan(0.5 * angle_x)
-        fy = 0.5 * height / math.tan(0.5 * angle_y) if fy is None and angle_y is not None else fy
-    fy = fx if fy is None else fy
-    if not (fx > 0 and fy > 0):
-        raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
-    cx, cy = record.number("cx"), record.number("cy")
-    k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
-    # The fourth power of r^2 is Metashape's, whose cameras nerfstudio passes on as they are.
-    brown = (k1, k2, p1, p2, k3) if k4 == 0 else (k1, k2, p1, p2, k3, k4)
-    return Lens(
-        width=int(width),
-        height=int(height),
-        fx=fx,
-        fy=fy,
-        cx=0.5 * width if cx is None else cx,
-        cy=0.5 * height if cy is None else cy,
-        kind="fisheye" if fisheye else "brown",
-        distortion=(k1, k2, k3, k4) if fisheye else brown,
-        model=_model_of(record),
-    )
-
-
-def _angle(record: Record, axis: str) -> float | None:
-    """Return the angle of view along an axis (radians); instant-ngp knows it in degrees, too."""
-    angle, degrees = record.number(f"camera_angle_{axis}"), record.number(f"{axis}_fov")
-    return math.radians(degrees) if angle is None and degrees is not None else angle
-
-
-def _model_of(record: Record) -> str:
-    """Return the name of the camera model, in capitals as COLMAP has it."""
-    model = record.text("camera_model")
-    return model.upper() if model else "OPENCV_FISHEYE" if record.get("is_fisheye") is True else "OPENCV"
-
-
-def _is_fisheye(record: Record) -> bool:
-    model = _model_of(record)
-    if model in FISHEYE_MODELS:
-        return True
-    if model not in (*PINHOLE_MODELS, PANORAMA):
-        known = ", ".join((*PINHOLE_MODELS, *FISHEYE_MODELS, PANORAMA))
-        raise ValueError(
-            f"{record.where} has the camera_model {model!r}, which is not supported ({known} are);"
-            " undistort the images to a pinhole first"
-        )
-    return False
 
 
 def read_transforms(path: Path, images: Path | None = None) -> Capture:
@@ -410,7 +287,7 @@ def _frames(folder: Path, records: list[Record], images: Path | None = None) -> 
     for record, path, picture in zip(records, paths, found, strict=True):
         viewmat = frame_pose(record)
         if picture is None:
-            _is_fisheye(record)  # what a missing photo's frame says is checked as far as it can be
+            is_fisheye(record)  # what a missing photo's frame says is checked as far as it can be
             frames.missing.append(path.as_posix())
             continue
         try:

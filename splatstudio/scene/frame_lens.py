@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from splatstudio.error_text import first_of
 from splatstudio.files.inputs import can_be_path
 from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.colmap_model import MAX_SIDE, panorama
@@ -15,6 +18,19 @@ from splatstudio.scene.photo import picture_header
 
 PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
 PANORAMA = "EQUIRECTANGULAR"
+# Lenses of instant-ngp (its common_device.cuh) that are not read: what they are, and what to do.
+UNSUPPORTED = {
+    "ftheta_p0": ("an f-theta lens", "undistort the images to a pinhole first"),
+    "orthographic": ("a camera without perspective", "use pictures of a pinhole camera"),
+    "equirectangular": (
+        "a panorama whose rows are evenly spaced by the sine of their latitude",
+        "write latlong in its place if the photos are panoramas as usual, of evenly spaced latitudes",
+    ),
+}
+FOCAL = ("fl_x", "fl_y")
+ANGLES = ("camera_angle_x", "camera_angle_y", "x_fov", "y_fov")
+DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")  # also nerfstudio's order in distortion_params
+MOST_KEYS = 8  # that are named
 FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
 
 
@@ -59,6 +75,62 @@ class Record:
         return value
 
 
+def records_of(path: Path, frames: list[dict[str, Any]], top: dict[str, Any]) -> list[Record]:
+    """Return a record for each frame, in which its intrinsics have nerfstudio's names.
+
+    Raises ValueError for a frame without a file_path, and for a matrix or list of intrinsics that is none.
+    """
+    file = _with_usual_names(Record(f"{path}", top, {}))
+    others = {name: value for name, value in file.items() if name not in (*FOCAL, *ANGLES)}
+    records = []
+    for number, frame in enumerate(frames, 1):
+        where = f"{path}, frame {number},"
+        if not frame.get("file_path") or Record(where, frame, {}).text("file_path") is None:
+            raise ValueError(f"{where} has no file_path")
+        record = Record(f"{path}, frame {number} ({frame['file_path']}),", frame, {})
+        own = _with_usual_names(record)
+        # Angles of the frame's own go before focal lengths of the file.
+        by_angle = any(name in own for name in ANGLES) and not any(name in own for name in FOCAL)
+        records.append(Record(record.where, own, others if by_angle else file))
+    return records
+
+
+def _with_usual_names(record: Record) -> dict[str, Any]:
+    """Return the values, those that fx, fy, K and distortion_params tell as fl_x, fl_y, cx, cy, k1 to p2."""
+    values = {name: value for name, value in record.values.items() if value is not None}
+    told: dict[str, Any] = {}
+    for name, usual in (("fx", "fl_x"), ("fy", "fl_y")):
+        if name in values:
+            told[usual] = values[name]
+    numbers = _numbers(values.get("K"), 9)
+    if numbers is not None:
+        matrix = np.reshape(numbers, (3, 3))
+        (fx, skew, cx), (_, fy, cy), _ = (matrix.T if matrix[2, :2].any() else matrix).tolist()
+        if abs(skew) > 1e-3 * abs(fx):
+            raise ValueError(
+                f"{record.where} has a K with the skew {skew:g}, which is not supported; undistort the images"
+                " to a pinhole with square pixels first"
+            )
+        told |= {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy}
+    if "distortion_params" in values:
+        numbers = _numbers(values["distortion_params"], len(DISTORTION))
+        if numbers is None:
+            raise record.error(
+                f"has distortion_params that are not the {len(DISTORTION)} numbers {', '.join(DISTORTION)}"
+            )
+        values |= dict(zip(DISTORTION, numbers, strict=True))
+    return told | values
+
+
+def _numbers(value: Any, num: int) -> list[float] | None:
+    """Return the `num` numbers of a list, or of a list of rows, or None when it is none."""
+    try:
+        numbers = np.array(value, np.float64).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return numbers.tolist() if len(numbers) == num and np.isfinite(numbers).all() else None
+
+
 def frame_lens(record: Record, picture: Path) -> Lens | float:
     """Return the lens of a frame, or its horizontal angle of view (radians) where that is all that is told.
 
@@ -72,13 +144,13 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
     width, height = record.number("w"), record.number("h")
     fx, fy = record.number("fl_x"), record.number("fl_y")
     angle_x, angle_y = _angle(record, "x"), _angle(record, "y")
-    if fx is None and angle_x is None:
-        raise record.error("has no intrinsics: neither the frame nor the file has fl_x or camera_angle_x")
+    if all(told is None for told in (fx, fy, angle_x, angle_y)):
+        raise _no_intrinsics(record)
     for name, angle in (("camera_angle_x", angle_x), ("camera_angle_y", angle_y)):
         if angle is not None and fx is None and not 0 < angle < math.pi:
             raise record.error(f"has {name} = {angle:g}; it must lie between 0 and pi (radians)")
     if width is None or height is None:
-        if fx is None and angle_x is not None and not fisheye:
+        if fx is None and fy is None and angle_x is not None and not fisheye:
             return angle_x
         header = picture_header(picture)
         width, height = header.width, header.height
@@ -86,15 +158,17 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
         1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width == int(width) and height == int(height)
     ):
         raise record.error(f"has the image size {width:g} x {height:g}, which is impossible")
-    if fx is None:
-        assert angle_x is not None
+    if fx is None and angle_x is not None:
         fx = 0.5 * width / math.tan(0.5 * angle_x)
         fy = 0.5 * height / math.tan(0.5 * angle_y) if fy is None and angle_y is not None else fy
-    fy = fx if fy is None else fy
+    elif fx is None and fy is None and angle_y is not None:
+        fy = 0.5 * height / math.tan(0.5 * angle_y)
+    fx, fy = fx if fx is not None else fy, fy if fy is not None else fx
+    assert fx is not None and fy is not None
     if not (fx > 0 and fy > 0):
         raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
     cx, cy = record.number("cx"), record.number("cy")
-    k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
+    k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in DISTORTION)
     # The fourth power of r^2 is Metashape's, whose cameras nerfstudio passes on as they are.
     brown = (k1, k2, p1, p2, k3) if k4 == 0 else (k1, k2, p1, p2, k3, k4)
     return Lens(
@@ -110,19 +184,40 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
     )
 
 
+def _no_intrinsics(record: Record) -> ValueError:
+    own, file = (sorted(values.keys() - {"frames"}) for values in (record.values, record.outer))
+    return ValueError(
+        f"{record.where} has no intrinsics: fl_x, camera_angle_x, fx or K is neither in the frame (which has"
+        f" {first_of(own, MOST_KEYS)}) nor in the file ({first_of(file, MOST_KEYS) or 'nothing'});"
+        " write fl_x, or camera_angle_x, into the file"
+    )
+
+
 def _angle(record: Record, axis: str) -> float | None:
     """Return the angle of view along an axis (radians); instant-ngp knows it in degrees, too."""
     angle, degrees = record.number(f"camera_angle_{axis}"), record.number(f"{axis}_fov")
     return math.radians(degrees) if angle is None and degrees is not None else angle
 
 
+def _has(record: Record, name: str) -> bool:
+    value = record.get(name)
+    return value is not None and value is not False
+
+
 def _model_of(record: Record) -> str:
     """Return the name of the camera model, in capitals as COLMAP has it."""
-    model = record.text("camera_model")
-    return model.upper() if model else "OPENCV_FISHEYE" if record.get("is_fisheye") is True else "OPENCV"
+    if model := record.text("camera_model"):
+        return model.upper()
+    if _has(record, "latlong"):  # instant-ngp's
+        return PANORAMA
+    return "OPENCV_FISHEYE" if record.get("is_fisheye") is True else "OPENCV"
 
 
 def is_fisheye(record: Record) -> bool:
+    """Return whether the frame is a fisheye's; ValueError where its camera is not supported."""
+    for name, (what, advice) in UNSUPPORTED.items():
+        if _has(record, name):
+            raise ValueError(f"{record.where} has {name}, {what}, which is not supported; {advice}")
     model = _model_of(record)
     if model in FISHEYE_MODELS:
         return True

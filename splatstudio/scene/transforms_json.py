@@ -22,7 +22,7 @@ from splatstudio.scene.capture import (
     read_json,
     unposed_note,
 )
-from splatstudio.scene.frame_lens import Record, frame_lens, is_fisheye
+from splatstudio.scene.frame_lens import Record, frame_lens, is_fisheye, records_of
 from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import DamagedPhoto
@@ -38,16 +38,10 @@ def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
         raise ValueError(
             f"{path} has no frames: it must hold a list `frames` with file_path and transform_matrix"
         )
-    records = []
     for number, frame in enumerate(frames, 1):
-        where = f"{path}, frame {number},"
         if not isinstance(frame, dict):
-            raise ValueError(f"{where} is not an object with file_path and transform_matrix")
-        record = Record(where, frame, top)
-        if not frame.get("file_path") or record.text("file_path") is None:
-            raise ValueError(f"{where} has no file_path")
-        records.append(Record(f"{path}, frame {number} ({frame['file_path']}),", frame, top))
-    return top, records
+            raise ValueError(f"{path}, frame {number}, is not an object with file_path and transform_matrix")
+    return top, records_of(path, frames, top)
 
 
 def frame_pose(record: Record) -> np.ndarray:
@@ -99,6 +93,11 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     if repeated:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
     notes += _note_on_dynamic_masks(frames)
+    if any(record.get("fisheye_crop_radius") is not None for record in records):
+        notes.append(
+            "fisheye_crop_radius is not used, so what the photos show beyond that circle is trained on, too:"
+            " masks that are black there leave it out"
+        )
     notes += _notes_on_masks(path.parent, frames)
     unposed = _unposed(frames, records)
     if unposed:

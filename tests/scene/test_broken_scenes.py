@@ -282,7 +282,21 @@ BROKEN = {
     "no frames": (lambda f: json_text(f, '{"w": 3}'), ["transforms.json has no frames"]),
     "frame that is a number": (lambda f: json_text(f, '{"frames": [5]}'), ["frame 1"]),
     "frame without a file": (lambda f: json_with(f, frame={"file_path": None}), ["frame 2", "no file_path"]),
-    "no intrinsics": (lambda f: json_with(f, fl_x=None), ["no intrinsics", "camera_angle_x"]),
+    "no intrinsics": (
+        lambda f: json_with(f, fl_x=None, fl_y=None, fov=60),
+        ["frame 1", "no intrinsics: fl_x", "which has file_path, transform_matrix", "(cx, cy, fov, h, w)"],
+    ),
+    "pixels that lean": (
+        lambda f: json_with(f, K=[[50, 3, 24], [0, 50, 16], [0, 0, 1]]),
+        ["transforms.json", "K with the skew 3"],
+    ),
+    "five numbers of distortion": (
+        lambda f: json_with(f, frame={"distortion_params": [0.1, 0, 0, 0, 0]}),
+        ["frame 2", "distortion_params that are not the 6 numbers k1, k2, k3, k4, p1, p2"],
+    ),
+    "f-theta lens": (lambda f: json_with(f, ftheta_p0=0.0), ["frame 1", "ftheta_p0", "undistort"]),
+    "no perspective": (lambda f: json_with(f, orthographic=True), ["orthographic", "not supported"]),
+    "panorama of equal areas": (lambda f: json_with(f, equirectangular=True), ["equirectangular", "latlong"]),
     "focal length that is a text": (
         lambda f: json_with(f, frame={"fl_x": "57 px"}),
         ["frame 2", "fl_x", "not a number"],

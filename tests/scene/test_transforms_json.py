@@ -15,6 +15,7 @@ from blob_scenes import write_blob_scene
 from scene_builder import tiny_scene, transforms, write_blender, write_pictures, write_transforms
 
 from splatstudio.scene.lens import Lens, distort, undistort
+from splatstudio.scene.lens_models import project
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 
@@ -87,6 +88,71 @@ def test_instant_ngp_knows_angles_in_degrees_too(tmp_path: Path) -> None:
     width = 2 * TINY.focal * np.tan(np.radians(30))
     scene = load_scene(written(tmp_path, fl_x=None, fl_y=None, w=None, h=None, x_fov=60))
     assert scene.views[0].camera.K[0, 0] == pytest.approx(TINY.focal * TINY.width / width)
+
+
+MATRIX = [[50.0, 0.0, 23.0], [0.0, 51.0, 15.0], [0.0, 0.0, 1.0]]
+OTHER_NAMES = {
+    "fx": {"fx": 50, "fy": 51, "cx": 23, "cy": 15},
+    "K": {"K": MATRIX},
+    "nine numbers": {"K": np.ravel(MATRIX).tolist()},
+    "column by column": {"K": np.transpose(MATRIX).ravel().tolist()},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_NAMES)
+@pytest.mark.parametrize("of_frames", [False, True])
+def test_intrinsics_have_several_names(tmp_path: Path, kind: str, of_frames: bool) -> None:
+    none = dict.fromkeys(("fl_x", "fl_y", "cx", "cy"))
+    frames = [frame | OTHER_NAMES[kind] for frame in transforms(TINY)["frames"]]
+    values = {"frames": frames, "camera_angle_x": 1.0} if of_frames else OTHER_NAMES[kind]
+    lens = load_scene(written(tmp_path, **(none | values))).views[0].lens
+    assert (lens.fx, lens.fy, lens.cx, lens.cy) == (50, 51, 23, 15)
+
+
+def test_one_focal_length_or_angle_is_that_of_both_axes(tmp_path: Path) -> None:
+    for number, values in enumerate(
+        ({"fl_y": 40}, {"camera_angle_y": 2 * np.arctan(0.5 * TINY.height / 40)})
+    ):
+        told = {"fl_x": None, "fl_y": None, "w": None, "h": None, **values}
+        lens = load_scene(written(tmp_path / f"{number}", **told)).views[0].lens
+        assert (lens.fx, lens.fy) == (pytest.approx(40), pytest.approx(40))
+
+
+def test_an_angle_of_a_frame_goes_before_what_the_file_tells(tmp_path: Path) -> None:
+    angle = 2 * float(np.arctan(0.5 * TINY.width / 30))
+    frames = [frame | {"camera_angle_x": angle} for frame in transforms(TINY)["frames"]]
+    lens = load_scene(written(tmp_path, frames=frames, camera_angle_y=0.4)).views[0].lens
+    assert (lens.fx, lens.fy) == (pytest.approx(30), pytest.approx(30))
+
+
+def test_distortion_may_be_a_list_in_the_order_of_nerfstudio(tmp_path: Path) -> None:
+    frames = transforms(TINY)["frames"]
+    frames[1]["distortion_params"] = [0.01, 0.0, 0.0, 0.0, 0.0, 0.0]
+    scene = load_scene(written(tmp_path, frames=frames, distortion_params=[0.1, 0.2, 0.3, 0, 0.4, 0.5], k1=9))
+    assert scene.views[0].lens.distortion == (0.1, 0.2, 0.4, 0.5, 0.3)
+    assert scene.views[1].lens.distortion == (0.01, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_latlong_of_instant_ngp_is_a_panorama(tmp_path: Path) -> None:
+    lens = load_scene(written(tmp_path, latlong=True, equirectangular=False)).views[0].lens
+    assert (lens.kind, lens.model) == ("equirectangular", "EQUIRECTANGULAR")
+    # Where its `latlong_to_dir` says that a pixel looks: x right, y down, z forward.
+    u, v = 0.7 * TINY.width, 0.2 * TINY.height
+    longitude, latitude = (u / TINY.width - 0.5) * 2 * np.pi, (v / TINY.height - 0.5) * np.pi
+    direction = np.array(
+        [
+            np.sin(longitude) * np.cos(latitude),
+            np.sin(latitude),
+            np.cos(longitude) * np.cos(latitude),
+        ]
+    )
+    shown = project(lens.kind, lens.distortion, direction) * [lens.fx, lens.fy] + [lens.cx, lens.cy]
+    np.testing.assert_allclose(shown, [u, v], rtol=1e-12)
+
+
+def test_a_circle_of_a_fisheye_that_is_not_used_is_told(tmp_path: Path) -> None:
+    written(tmp_path, camera_model="OPENCV_FISHEYE", fisheye_crop_radius=12)
+    assert any(note.startswith("fisheye_crop_radius is not used") for note in load_scene(tmp_path).notes)
 
 
 def black(path: Path) -> None:

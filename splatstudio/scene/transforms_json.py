@@ -29,6 +29,9 @@ from splatstudio.scene.photo import DamagedPhoto
 from splatstudio.scene.point_ply import read_point_ply
 from splatstudio.scene.posed_frames import view_of
 
+SPLITS = ("train", "val", "test")
+NUM_RANDOM, RANDOM_SIDE, RANDOM_GRAY = 100_000, 1.3, 127  # what the original trainer writes as points3d.ply
+
 
 def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the file's own values and its frames; ValueError when it is no JSON or has no frames."""
@@ -103,7 +106,7 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     if unposed:
         where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
         notes.append(unposed_note(len(unposed), len(unposed) + len(shots), where))
-    test, unused, about_split = _named_split(path.name, top, frames)
+    test, unused, about_split = _split(path, top, frames)
     shots = [shot for shot in shots if shot.name not in unused]
     shots, test = _short_names(shots, test)
     points, colors, about_points = _points(path, top)
@@ -118,6 +121,24 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     )
 
 
+def _split(
+    path: Path, top: dict[str, Any], frames: _Frames
+) -> tuple[frozenset[str], frozenset[str], list[str]]:
+    """Return what `_named_split` does by the file's lists, else by Blender's beside a transforms.json."""
+    beside = [path.with_name(f"transforms_{split}.json") for split in ("test", "val")]
+    beside = [file for file in beside if path.name == "transforms.json" and file.exists()]
+    if not beside or any(f"{split}_filenames" in top for split in SPLITS):
+        return _named_split(path.name, top, frames)
+    try:
+        named = [record.text("file_path") or "" for record in read_frames(beside[0])[1]]
+    except ValueError as error:
+        return frozenset(), frozenset(), [f"{beside[0].name} is not used: {error}"]
+    if not {_posix(name).as_posix() for name in named} & set(frames.listed.values()):
+        note = f"{beside[0].name} is not used: it names none of the photos of {path.name}"
+        return frozenset(), frozenset(), [note]
+    return _named_split(beside[0].name, {"test_filenames": named}, frames)
+
+
 def _named_split(
     file: str, top: dict[str, Any], frames: _Frames
 ) -> tuple[frozenset[str], frozenset[str], list[str]]:
@@ -126,12 +147,12 @@ def _named_split(
     Test views are those of `test_filenames`, else of `val_filenames`, else what is not in `train_filenames`.
     Both are empty, with a note, where nothing would be left to train on or to test with.
     """
-    lists = {split: _filenames(file, top, f"{split}_filenames") for split in ("train", "val", "test")}
+    lists = {split: _filenames(file, top, f"{split}_filenames") for split in SPLITS}
     if all(names is None for names in lists.values()):
         return frozenset(), frozenset(), []
     every = set(frames.listed.values())
     lists = {split: _as_listed(names, every) for split, names in lists.items()}
-    train, val, test = (every & (lists[split] or set()) for split in ("train", "val", "test"))
+    train, val, test = (every & (lists[split] or set()) for split in SPLITS)
     held_out = test or val or (every - train)
     learned = (train if lists["train"] is not None else every - val - test) - held_out
     if not learned or not held_out:
@@ -178,16 +199,18 @@ def _posix(listed: str) -> PurePosixPath:
 def read_blender(folder: Path, images: Path | None = None) -> Capture:
     """Return the capture of a Blender folder: transforms_train.json to train, transforms_test.json to test.
 
-    Views of transforms_val.json are test views when there is no transforms_test.json, else not used. Raises
-    ValueError for a damaged file, NoPhotos when no listed photo of the training file exists.
+    Views of transforms_val.json are test views when there is no transforms_test.json, else not used. Points
+    come from `ply_file_path` of the training file, or from the points3d.ply that the original trainer reads.
+    Raises ValueError for a damaged file, NoPhotos when no listed photo of the training file exists.
     """
-    notes, shots, test = [], [], frozenset()
+    notes, shots, test, top = [], [], frozenset(), {}
     held_out = "test" if (folder / "transforms_test.json").exists() else "val"
     for split in ("train", held_out):
         path = folder / f"transforms_{split}.json"
         if not path.exists():
             continue  # without test and val, every n-th view is held out
-        _, records = read_frames(path)
+        content, records = read_frames(path)
+        top = content if split == "train" else top
         frames = _frames(folder, records, images)
         notes += frames.notes
         if frames.missing:
@@ -204,7 +227,10 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
     if held_out == "test" and (folder / "transforms_val.json").exists():
         notes.append("the views of transforms_val.json are not used: transforms_test.json is the test")
-    return Capture("Blender", tuple(shots), notes=tuple(notes), test_names=test or None)
+    points, colors, about_points = _points_of_blender(folder, top)
+    return Capture(
+        "Blender", tuple(shots), points, colors, notes=(*notes, *about_points), test_names=test or None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,6 +434,25 @@ def _short_names(
 
 def _no_points() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
+
+
+def _points_of_blender(folder: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return positions, colors and notes as `_points` does, else those of points3d.ply.
+
+    The original trainer reads that, and writes it of random points where there is none.
+    """
+    points, colors, notes = _points(folder / "transforms_train.json", top)
+    beside = folder / "points3d.ply"
+    if len(points) or not beside.exists():
+        return points, colors, notes
+    try:
+        points, colors = read_point_ply(beside)
+    except ValueError as error:
+        return points, colors, [*notes, f"{beside.name} is not used: {error}"]
+    if len(points) == NUM_RANDOM and np.abs(points).max() <= RANDOM_SIDE and (colors == RANDOM_GRAY).all():
+        note = f"{beside.name} is not used: it holds the random points that the original trainer begins with"
+        return *_no_points(), [*notes, note]
+    return points, colors, notes
 
 
 def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import cv2
 import numpy as np
 import pytest
 from blob_scenes import write_blob_scene
-from scene_builder import tiny_scene, transforms, write_blender, write_pictures, write_transforms
+from scene_builder import (
+    points_ply,
+    tiny_scene,
+    transforms,
+    write_blender,
+    write_pictures,
+    write_transforms,
+)
 
 from splatstudio.scene.lens import Lens, distort, undistort
 from splatstudio.scene.lens_models import project
@@ -288,6 +296,71 @@ def test_masks_that_are_called_as_no_photo_are_told(tmp_path: Path, form: str) -
     assert f"none of the 1 pictures in {folder / 'masks'} is called as one" in told
     shutil.copy(first, folder / "masks" / f"{first.name}.png")
     assert not any("masked" in note for note in load_scene(folder).notes)
+
+
+def with_ply_path(folder: Path) -> None:
+    (folder / "sparse_pc.ply").write_bytes(points_ply(TINY))
+    path = folder / "transforms_train.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ply_file_path": "sparse_pc.ply"}))
+
+
+def with_points_of_the_original_trainer(folder: Path) -> None:
+    (folder / "points3d.ply").write_bytes(points_ply(TINY))
+
+
+@pytest.mark.parametrize("points", [with_ply_path, with_points_of_the_original_trainer])
+def test_a_blender_scene_may_have_points(tmp_path: Path, points: Callable[[Path], None]) -> None:
+    folder = write_blender(tmp_path, TINY)
+    assert not len(load_scene(folder).points)
+    points(folder)
+    scene = load_scene(folder)
+    np.testing.assert_array_equal(scene.colors, TINY.colors)
+    placed = TINY.points @ scene.transform[:3, :3].T + scene.transform[:3, 3]
+    np.testing.assert_allclose(scene.points, placed, atol=1e-5)
+
+
+def test_random_points_and_what_is_no_cloud_are_not_the_points_of_a_blender_scene(tmp_path: Path) -> None:
+    folder = write_blender(tmp_path, TINY)
+    places = np.random.default_rng(0).random((100_000, 3)) * 2.6 - 1.3
+    gray = np.full((100_000, 3), 127, np.uint8)
+    (folder / "points3d.ply").write_bytes(points_ply(replace(TINY, points=places, colors=gray)))
+    scene = load_scene(folder)
+    assert not len(scene.points) and "points3d.ply is not used: it holds the random points" in scene.notes[-1]
+    (folder / "points3d.ply").write_text("no points")
+    scene = load_scene(folder)
+    assert not len(scene.points) and scene.notes[-1].startswith("points3d.ply is not used: ")
+
+
+def write_split(folder: Path, split: str, *numbers: int) -> None:
+    frames = [transforms(TINY)["frames"][number] for number in numbers]
+    (folder / f"transforms_{split}.json").write_text(json.dumps(transforms(TINY) | {"frames": frames}))
+
+
+def test_split_files_beside_a_transforms_json_say_what_is_held_out(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    write_split(folder, "train", 0, 1, 2, 5, 6, 7, 8)
+    write_split(folder, "val", 3, 4)
+    scene = load_scene(folder)
+    assert split_of(scene) == (names(0, 1, 2, 5, 6, 7, 8), names(3, 4))
+    assert scene.notes == ("transforms_val.json names the 2 photos of the test",)
+    write_split(folder, "test", 5)
+    assert split_of(load_scene(folder))[1] == names(5)
+    assert split_of(load_scene(written(tmp_path, test_filenames=listed(8))))[1] == names(8)
+    # That file alone is a scene, too.
+    assert load_scene(folder / "transforms.json").test_names == {TINY.names[8]}
+
+
+def test_split_files_of_other_photos_are_told_and_not_used(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    other = transforms(replace(TINY, names=tuple(f"r_{name}" for name in TINY.names)), "test")
+    (folder / "transforms_test.json").write_text(json.dumps(other))
+    scene = load_scene(folder)
+    assert split_of(scene)[1] == names(0, 8)
+    told = "transforms_test.json is not used: it names none of the photos of transforms.json"
+    assert scene.notes == (told,)
+    (folder / "transforms_test.json").write_text("{")
+    (note,) = load_scene(folder).notes
+    assert note.startswith("transforms_test.json is not used: ") and "is not valid JSON" in note
 
 
 def test_photos_without_a_frame_are_counted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Sources: the apps' documentation of their raw data, and Apple's of ARCamera.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from splatstudio.scene.posed_frames import (
     focal_lens,
     view_of,
 )
+
+FEW_PICTURES = "3D Scanner App keeps a pose and a depth of each frame, but pictures of some only"
 
 
 def read_polycam(folder: Path) -> PosedFrames:
@@ -54,7 +57,7 @@ def read_scanner_app(folder: Path) -> PosedFrames:
                 ),
             )
         )
-    return _frames(folder, frames)
+    return replace(_frames(folder, frames), few_pictures=FEW_PICTURES)
 
 
 def read_record3d(path: Path) -> PosedFrames:

@@ -56,6 +56,7 @@ class PosedFrames:
     colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
     notes: tuple[str, ...] = ()
     upright: bool = False  # z is up
+    few_pictures: str = ""  # why frames have no picture, where the program keeps only those of some
 
 
 def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capture:
@@ -79,7 +80,12 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
         raise ValueError(f"{files.file} cannot be used: {note}")
     if note is not None:
         notes.append(note)
-    notes += _not_found_notes([name for name, path in zip(names, found, strict=True) if path is None], folder)
+    missing = [name for name, path in zip(names, found, strict=True) if path is None]
+    if missing and read.few_pictures and not folder.num_unread:
+        verb = "is" if len(missing) == 1 else "are"
+        notes.append(f"{len(missing)} of {len(names)} frames {verb} not used: {read.few_pictures}")
+    else:
+        notes += _not_found_notes(missing, folder)
     notes += note_on_masks(mask_folder, (shot.mask_path for shot in shots))
     used, beside = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
     used |= {shot.mask_path for shot in shots if shot.mask_path is not None}

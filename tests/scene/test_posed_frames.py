@@ -11,7 +11,15 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from poses_of_programs import CENTER, TINY, WRITERS, write_json, write_metashape, write_opensfm
+from poses_of_programs import (
+    CENTER,
+    TINY,
+    WRITERS,
+    write_json,
+    write_metashape,
+    write_opensfm,
+    write_scanner_app,
+)
 
 from splatstudio.files.run import new_run_path
 from splatstudio.scene.capture import CapturedPhoto
@@ -153,6 +161,16 @@ def test_each_frame_of_record3d_may_have_a_focus_of_its_own(tmp_path: Path) -> N
     check(load_scene(folder))
 
 
+def test_frames_of_3d_scanner_app_without_a_picture_are_no_damage(tmp_path: Path) -> None:
+    folder = write_scanner_app(tmp_path)
+    for number in range(len(TINY.names)):
+        if number % 3:
+            (folder / f"frame_{number:05}.png").unlink()
+    scene = load_scene(folder)
+    assert len(scene.views) == 3 and not any("not exist" in note for note in scene.notes)
+    assert scene.notes[0].startswith("6 of 9 frames are not used: 3D Scanner App keeps a pose and a depth of")
+
+
 def text_with(folder: Path, file: str, old: str, new: str) -> None:
     text = (folder / file).read_text()
     assert old in text
@@ -200,7 +218,8 @@ def test_photos_that_are_elsewhere_or_missing_are_told(tmp_path: Path, program: 
     pictures[0].unlink()
     scene = load_scene(folder)
     assert len(scene.views) == 8
-    assert any("1 listed image does not exist" in note for note in scene.notes)
+    missing = "1 of 9 frames is not used" if program == "3D Scanner App" else "1 listed image does not exist"
+    assert any(missing in note for note in scene.notes)
     away = tmp_path / "away"
     away.mkdir()
     for path in pictures[1:]:

@@ -47,9 +47,10 @@ class Record:
         value = self.values.get(name)
         return self.outer.get(name) if value is None else value
 
-    def error(self, what: str) -> ValueError:
-        """Return the error that says `what` is wrong here and what to do."""
-        return ValueError(f"{self.where} {what}; correct the file or remove the frame")
+    def error(self, what: str, *names: str) -> ValueError:
+        """Return the error that says `what` is wrong here and what to do; `names` are the values that are."""
+        is_own = not names or any(name in self.values for name in names)
+        return ValueError(f"{self.where} {what}; correct the file{' or remove the frame' if is_own else ''}")
 
     def number(self, name: str) -> float | None:
         """Return a finite number, or None when there is none; ValueError when it is something else."""
@@ -62,16 +63,16 @@ class Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) < MAX_COORDINATE:
-            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number")
+            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number", name)
         return number
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when there is none; ValueError when it is something else."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a text")
+            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a text", name)
         if value is not None and not can_be_path(value):
-            raise self.error(f"has {name} = {value[:60]!r}, which no file is called")
+            raise self.error(f"has {name} = {value[:60]!r}, which no file is called", name)
         return value
 
 
@@ -115,8 +116,9 @@ def _with_usual_names(record: Record) -> dict[str, Any]:
     if "distortion_params" in values:
         numbers = _numbers(values["distortion_params"], len(DISTORTION))
         if numbers is None:
-            raise record.error(
-                f"has distortion_params that are not the {len(DISTORTION)} numbers {', '.join(DISTORTION)}"
+            raise ValueError(
+                f"{record.where} has distortion_params that are not the {len(DISTORTION)} numbers"
+                f" {', '.join(DISTORTION)}; correct the file"
             )
         values |= dict(zip(DISTORTION, numbers, strict=True))
     return told | values
@@ -148,7 +150,7 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
         raise _no_intrinsics(record)
     for name, angle in (("camera_angle_x", angle_x), ("camera_angle_y", angle_y)):
         if angle is not None and fx is None and not 0 < angle < math.pi:
-            raise record.error(f"has {name} = {angle:g}; it must lie between 0 and pi (radians)")
+            raise record.error(f"has {name} = {angle:g}; it must lie between 0 and pi (radians)", *ANGLES)
     if width is None or height is None:
         if fx is None and fy is None and angle_x is not None and not fisheye:
             return angle_x
@@ -157,7 +159,7 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
     if not (
         1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width == int(width) and height == int(height)
     ):
-        raise record.error(f"has the image size {width:g} x {height:g}, which is impossible")
+        raise record.error(f"has the image size {width:g} x {height:g}, which is impossible", "w", "h")
     if fx is None and angle_x is not None:
         fx = 0.5 * width / math.tan(0.5 * angle_x)
         fy = 0.5 * height / math.tan(0.5 * angle_y) if fy is None and angle_y is not None else fy
@@ -166,7 +168,7 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
     fx, fy = fx if fx is not None else fy, fy if fy is not None else fx
     assert fx is not None and fy is not None
     if not (fx > 0 and fy > 0):
-        raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
+        raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive", *FOCAL, *ANGLES)
     cx, cy = record.number("cx"), record.number("cy")
     k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in DISTORTION)
     # The fourth power of r^2 is Metashape's, whose cameras nerfstudio passes on as they are.

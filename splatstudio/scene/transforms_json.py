@@ -22,7 +22,7 @@ from splatstudio.scene.capture import (
     read_json,
     unposed_note,
 )
-from splatstudio.scene.frame_lens import Record, frame_lens, is_fisheye, records_of
+from splatstudio.scene.frame_lens import MOST_KEYS, Record, frame_lens, is_fisheye, records_of
 from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import DamagedPhoto
@@ -44,6 +44,12 @@ def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
     for number, frame in enumerate(frames, 1):
         if not isinstance(frame, dict):
             raise ValueError(f"{path}, frame {number}, is not an object with file_path and transform_matrix")
+    if all(frame.get("transform_matrix") is None for frame in frames):
+        keys = first_of(sorted(frames[0]), MOST_KEYS) or "nothing"
+        raise ValueError(
+            f"no frame of {path} has a transform_matrix (the first has {keys}): write that of its camera to"
+            " world, 4 x 4 numbers, into each"
+        )
     return top, records_of(path, frames, top)
 
 

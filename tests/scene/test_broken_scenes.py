@@ -303,6 +303,10 @@ BROKEN = {
     ),
     "focal length of 400 digits": (lambda f: json_with(f, fl_x=10**400), ["frame 1", "fl_x", "not a number"]),
     "size of zero": (lambda f: json_with(f, w=0), ["frame 1", "0 x 32"]),
+    "no matrix at all": (
+        lambda f: json_text(f, '{"frames": [{"file_path": "images/view_000.png", "pose": []}]}'),
+        ["no frame of", "has a transform_matrix (the first has file_path, pose)"],
+    ),
     "angle of 200 degrees": (
         lambda f: json_with(f, fl_x=None, fl_y=None, camera_angle_x=3.5),
         ["frame 1", "camera_angle_x = 3.5"],
@@ -498,3 +502,10 @@ def test_damaged_photos_are_left_out_and_named(tmp_path: Path) -> None:
         (tmp_path / "images" / name).write_bytes(b"<html>")
     with pytest.raises(ValueError, match=rf"{names[0]} cannot be read: it is no picture or is damaged"):
         load_scene(tmp_path)
+
+
+def test_nobody_is_asked_to_remove_a_frame_for_what_the_file_tells_of_all(tmp_path: Path) -> None:
+    json_with(tmp_path, fl_x=-5)
+    assert refusal(tmp_path).endswith("which is not positive; correct the file")
+    json_with(tmp_path, frame={"fl_x": -5})
+    assert refusal(tmp_path).endswith("which is not positive; correct the file or remove the frame")

@@ -74,18 +74,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let files that calculate, that wait for processes, and of the page take turns, then all others come.
 
-    The long ones are begun early that way, and two processors are busy to the end. In a file the tests of the
-    page are the last: their browser holds the only event loop of the main thread.
+    The long ones are begun early that way, and two processors are busy to the end.
     """
-    in_browser = {item: item.get_closest_marker("gui") is not None for item in items}
     files = dict.fromkeys(item.path for item in items)
-    of_the_page = {item.path for item in items if in_browser[item]}
+    of_the_page = {item.path for item in items if item.get_closest_marker("gui") is not None}
     turns: dict[Path, int] = {}
     for folders in (CALCULATE, WAIT):
         turns |= {file: turn for turn, file in enumerate(one for one in files if folders & {*one.parts})}
     turns |= {file: turn for turn, file in enumerate(one for one in files if one in of_the_page)}
     order = {file: (turns.get(file, len(files)), number) for number, file in enumerate(files)}
-    items.sort(key=lambda item: (order[item.path], in_browser[item]))
+    items.sort(key=lambda item: order[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
@@ -103,16 +104,50 @@ PAGE_TEST = [
 ]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Start Chromium once for the tests of a file: its driver holds the only event loop of this thread."""
-    from playwright.sync_api import sync_playwright
+class Chromium:
+    """Playwright and its browser, started once for all tests of a process: that takes a second of it.
 
-    assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield started
-        started.close()
+    Its event loop counts as running from the start on, and asyncio lets a thread run one alone: between the
+    tests of the page it is put away, so that others can run theirs.
+    """
+
+    def __init__(self) -> None:
+        from playwright.sync_api import sync_playwright
+
+        assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
+        self._driver = sync_playwright().start()
+        self._loop = asyncio.get_running_loop()
+        self._browser: Any = None
+
+    def take(self) -> Any:
+        """Return the browser; it is started anew if it has ended."""
+        asyncio._set_running_loop(self._loop)
+        if self._browser is None or not self._browser.is_connected():
+            self._browser = self._driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        return self._browser
+
+    def put_away(self) -> None:
+        """Close all pages, which would go on to draw beside the tests that follow, and free the thread."""
+        try:
+            for profile in list(self._browser.contexts):
+                profile.close()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def close(self) -> None:
+        asyncio._set_running_loop(self._loop)
+        if self._browser.is_connected():
+            self._browser.close()
+        self._driver.stop()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Chromium]:
+    started = Chromium()
+    started.take()
+    started.put_away()
+    yield started
+    started.close()
 
 
 def paced(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,16 +162,16 @@ def paced(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def browser(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The Chromium of a file's tests; each page is one of a profile of its own, with nothing in it.
+def browser(chromium: Chromium, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The Chromium of all tests; each page is one of a profile of its own, with nothing in it.
 
-    None outlives its test: it would go on to draw, beside all tests that follow.
+    None outlives its test.
     """
+    taken = chromium.take()
     for name in ("new_page", "new_context"):
-        monkeypatch.setattr(chromium, name, paced(getattr(chromium, name)))
-    yield chromium
-    for profile in list(chromium.contexts):
-        profile.close()
+        monkeypatch.setattr(taken, name, paced(getattr(taken, name)))
+    yield taken
+    chromium.put_away()
 
 
 def press_on_the_scene(page: Any, x: float, y: float) -> None:

@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
     """
+    gc.disable()  # until all tests are found: they stay, and to look for garbage takes half a second
     asked = config.option.markexpr
     if Path("/dev/nvidiactl").exists() and ("cuda" not in asked or "not cuda" in asked):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -93,3 +94,4 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()

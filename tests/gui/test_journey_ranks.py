@@ -23,7 +23,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.gui.attached import open_attached
 from splatstudio.gui.panel import PRESS_SECONDS
 from splatstudio.gui.server.access import Listen
-from splatstudio.runtime.messages import PlateauReached
+from splatstudio.runtime.messages import Pause, PlateauReached, Resume
 from splatstudio.runtime.stop_signals import StopRequest
 from splatstudio.training.device_options import DeviceOptions
 
@@ -143,9 +143,12 @@ def test_a_training_elsewhere_is_watched_and_paused_in_its_page_until_it_is_gone
 ) -> None:
     address, token, process = training
     studio = open_attached(address, token, network=Listen(port=0), browser=False)
+    studio.controller.send(Pause())  # it takes a processor from the page that opens
     screen = screen_of(browser, studio)
     try:
-        screen.wait(lambda: screen.step > 20, "the page shows how it gets on")
+        step = screen.step
+        studio.controller.send(Resume())
+        screen.wait(lambda: screen.step > step + 20, "the page shows how it gets on")
         screen.button("Pause").click()
         screen.wait(lambda: screen.text("state") == "Paused", "it pauses")
         step = screen.step

@@ -36,8 +36,10 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     keyboard.press("p")
     screen.wait(lambda: screen.text("state") == "Training" and screen.step > 10, "P starts")
     see_the_process_at_work(screen)
-    follow_the_log(screen)
-    look_from_a_second_browser(screen, browser)
+    with screen.at_rest():
+        follow_the_log(screen)
+        second = open_a_second_browser(screen, browser)
+    look_from_a_second_browser(screen, second)
     drag_while_training(screen)
     change_live_settings(screen, run)
     keyboard.press("p")
@@ -159,14 +161,19 @@ def follow_the_log(screen: Screen) -> None:
     assert Path(download.value.path()).read_bytes() == path.read_bytes()
 
 
-def look_from_a_second_browser(screen: Screen, browser: Any) -> None:
-    """Let another browser come and leave amid a frame: neither the training nor this one notices."""
+def open_a_second_browser(screen: Screen, browser: Any) -> Any:
+    """Let another browser come, and return its page."""
     second = browser.new_page(viewport={"width": 860, "height": 240})
     second.goto(screen.studio.url, timeout=1000 * TIMEOUT)
     screen.page.get_by_text("2 viewers").wait_for()
     clients = screen.studio._server.get_clients().values()
     positions = {tuple(np.round(client.camera.position, 3)) for client in clients}
     assert len(positions) == 2, "each browser has a camera of its own"
+    return second
+
+
+def look_from_a_second_browser(screen: Screen, second: Any) -> None:
+    """Let another browser leave amid a frame: neither the training nor this one notices."""
     step = screen.step
     screen.wait(lambda: screen.step > step, "frames of new steps are on their way to both")
     second.close()

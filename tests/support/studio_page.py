@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from splatstudio.gui.server.access import Listen
 from splatstudio.gui.state.scene_overlay import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.gui.tabs.render import RenderPanel
+from splatstudio.runtime.messages import Pause, Resume
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer
@@ -194,6 +196,15 @@ class Screen:
         """Put away what covers the picture, as the warning that there is no GPU."""
         # Asked of the page in one piece: some go away by themselves meanwhile.
         self.page.evaluate(CLOSE_NOTICES)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Hold the training meanwhile: without a GPU it, and its pictures, take more than a processor."""
+        self.studio.controller.send(Pause())
+        self.wait(lambda: self.text("state") == "Paused", "it rests")
+        yield
+        self.studio.controller.send(Resume())
+        self.wait(lambda: self.text("state") == "Training", "it goes on")
 
     def text(self, name: str) -> str:
         """Return a figure of the dock, as "step"."""

@@ -19,6 +19,7 @@ from splatstudio.surfaces.quality import distances_to
 from splatstudio.surfaces.tsdf import DepthView, Grid, Tsdf, find_blocks, fuse
 
 MOST_STEPS, HIT = 200, 1e-5
+ARRIVED, FARTHEST = 1e-9, 10.0  # how near a ray has come to the surface, and where it has missed
 UP = np.array([0.0, 0.0, 1.0])
 
 
@@ -71,8 +72,11 @@ class Solid:
         length = ray.norm(dim=-1)
         way = (ray / length[..., None]) @ torch.from_numpy(camera.viewmat[:3, :3])
         place, along = torch.from_numpy(camera.position) / scale, torch.zeros_like(length)
+        ends, ways, left = along.view(-1), way.reshape(-1, 3), torch.arange(along.numel())
         for _ in range(MOST_STEPS):
-            along = (along + self.distance(place + along[..., None] * way)).clamp(max=10.0)
+            step = self.distance(place + ends[left, None] * ways[left])
+            ends[left] = (ends[left] + step).clamp(max=FARTHEST)
+            left = left[(step.abs() > ARRIVED) & (ends[left] < FARTHEST)]  # a few creep along an edge
         points = place + along[..., None] * way
         hit = self.distance(points).abs() < 1e-3
         return torch.where(hit, along / length * scale, 0.0).float(), points

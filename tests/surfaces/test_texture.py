@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import cv2
@@ -29,13 +30,14 @@ SIZE = 256
 TOLERANCE = 0.1
 
 
-def photos() -> list[SurfaceView]:
+@cache
+def photos() -> tuple[SurfaceView, ...]:
     """Return pictures of a painted sphere with their depth, larger than its depth is."""
     views = []
     for view in views_of(SPHERE, num=5, pixels=64):
         _, points = SPHERE.trace(view.camera.resized(256, 256))
         views.append(SurfaceView(view, (paint(points) * 255).round().byte()))
-    return views
+    return tuple(views)
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,15 @@ def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
     psnr = json.loads(scores.read_text())["psnr"]
     screen.wait(lambda: f"{psnr:.2f} dB" in screen.text("scores"), "the scores are shown")
     screen.wait(lambda: screen.text("test-psnr") == f"{psnr:.2f} dB", "the head shows it, too")
+    read_what_is_told(screen, scores)
+    merged = run / "exports" / "blobs-20-merged.ply"
+    assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
+    with screen.at_rest():
+        stand_in_the_camera_of_the_worst_photo(screen, scores)
+
+
+def read_what_is_told(screen: Screen, scores: Path) -> None:
+    """See that the scores are told once, with the path of their file."""
 
     def told_of() -> list[str]:
         notices = (item.notice for item in screen.studio._news.items)
@@ -105,10 +114,11 @@ def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
-    merged = run / "exports" / "blobs-20-merged.ply"
-    assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
     screen.close_notices()
-    # The worst photo: a click stands in its camera and compares.
+
+
+def stand_in_the_camera_of_the_worst_photo(screen: Screen, scores: Path) -> None:
+    """Click on the worst photo: the browser stands in its camera and compares."""
     worst = json.loads(scores.read_text())["images"]
     name = min(worst, key=lambda image: image["psnr"])["name"]
     row(screen, f"{name} · ").click()

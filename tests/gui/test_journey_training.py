@@ -199,9 +199,27 @@ def drag_while_training(screen: Screen) -> None:
 
 def change_live_settings(screen: Screen, run: Path) -> None:
     """Enter settings that are refused, and others that are confirmed."""
+    apply = screen.page.get_by_role("button", name="Apply")
+    with screen.at_rest():
+        enter_what_is_refused(screen, apply)
+    screen.enter("Positions", "2e-4")
+    screen.enter("Max splats", "123")
+    screen.button("Apply 2 changes").click()
+    screen.page.get_by_text("Learning rates: Positions changed to 0.0002 at step").first.wait_for()
+    screen.page.get_by_text("Densification: Max splats changed to 123 at step").first.wait_for()
+    screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    changes = {row["setting"]: row["value"] for row in rows if "setting" in row}
+    assert changes == {"optim.means_lr": 2e-4, "densify.max_gaussians": 123}
+    assert screen.studio.controller.project.config.optim.means_lr == 2e-4
+    screen.page.get_by_text("Live settings").click()
+    screen.close_notices()
+
+
+def enter_what_is_refused(screen: Screen, apply: Any) -> None:
+    """Enter a rate that is too high: it is said below, where nothing moves for it."""
     screen.tab("Train")
     screen.page.get_by_text("Live settings").click()
-    apply = screen.page.get_by_role("button", name="Apply")
     assert apply.is_disabled()
 
     def below_apply() -> float:
@@ -215,18 +233,6 @@ def change_live_settings(screen: Screen, run: Path) -> None:
     refusal.wait_for()
     assert refusal.inner_text() == "Not changed: Positions must be 1 or less."
     assert abs(below_apply() - before) < 1.0, "nothing moves under the mouse"
-    screen.enter("Positions", "2e-4")
-    screen.enter("Max splats", "123")
-    screen.button("Apply 2 changes").click()
-    screen.page.get_by_text("Learning rates: Positions changed to 0.0002 at step").first.wait_for()
-    screen.page.get_by_text("Densification: Max splats changed to 123 at step").first.wait_for()
-    screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    changes = {row["setting"]: row["value"] for row in rows if "setting" in row}
-    assert changes == {"optim.means_lr": 2e-4, "densify.max_gaussians": 123}
-    assert screen.studio.controller.project.config.optim.means_lr == 2e-4
-    screen.page.get_by_text("Live settings").click()
-    screen.close_notices()
 
 
 def saved_model(screen: Screen, run: Path) -> tuple[int, Model]:

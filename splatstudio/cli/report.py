@@ -25,7 +25,9 @@ MOST_LOG_BYTES = 8000  # of the log's end
 PACKAGES = ("numpy", "viser", "nerfview", "websockets", "msgspec", "opencv-python-headless", "av", "pillow")
 SAID = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG")
 # Names of folders and users that tell nothing of anybody.
-UNTOLD = re.compile("root|user|localhost|home|runs|demo|splatstudio|tmp|work|var|data|mnt", re.IGNORECASE)
+UNTOLD = re.compile(
+    "root|user|localhost|home|runs|demo|splatstudio|tmp|work|var|data|mnt|shared", re.IGNORECASE
+)
 
 # What stands for a path, as in `File "/srv/me/.venv/lib/python3.11/site-packages/torch/nn/x.py"`.
 _OF_PACKAGE = re.compile(r"""[^\s"'()]*/(?:site-packages|dist-packages|lib/python3\.\d+)/([\w./-]+)""")

@@ -64,6 +64,8 @@ class Capture:
     model_folder: Path | None = None  # COLMAP's model
     model: int = -1  # its number, where there are several
     upright: bool = False  # z is up in the files
+    # In a file that may come and go beside poses without points: the frame does not follow them.
+    points_apart: bool = False
     frame: KeptFrame | None = None  # of the poses before these, in which runs go on
 
 

@@ -103,9 +103,9 @@ def _with_usual_names(record: Record) -> dict[str, Any]:
     for name, usual in (("fx", "fl_x"), ("fy", "fl_y")):
         if name in values:
             told[usual] = values[name]
-    numbers = _numbers(values.get("K"), 9)
+    numbers = _numbers(values.get("K"), 9) or _numbers(values.get("K"), 16)
     if numbers is not None:
-        matrix = np.reshape(numbers, (3, 3))
+        matrix = np.reshape(numbers, (round(len(numbers) ** 0.5), -1))[:3, :3]
         (fx, skew, cx), (_, fy, cy), _ = (matrix.T if matrix[2, :2].any() else matrix).tolist()
         if abs(skew) > 1e-3 * abs(fx):
             raise ValueError(

@@ -308,9 +308,10 @@ def _scene(
     notes += capture.notes
     if not finite.all():
         notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
+    own = replace(capture, points=points[:0] if capture.points_apart else points, colors=colors)
     _refuse_irregular_masks(shots)
     by_size = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
-    measured, told = as_computed_from(shots, headers, by_size, replace(capture, points=points, colors=colors))
+    measured, told = as_computed_from(shots, headers, by_size, own)
     notes += told
     notes += _lens_notes(shots, [lens for lens, _ in measured], downscale)
     left_turned = tuple(
@@ -323,7 +324,8 @@ def _scene(
     if capture.frame is None:
         framing = _framing([shot.name for shot in shots], known)
         turned = tuple(left_turned[index] for index in framing)
-        transform, num_framed = normalizing_transform(viewmats[framing], points, turned, up=up), len(framing)
+        transform = normalizing_transform(viewmats[framing], own.points, turned, up=up)
+        num_framed = len(framing)
     else:
         transform, num_framed = capture.frame.matrix, 0
     views = tuple(

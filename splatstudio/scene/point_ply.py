@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.error_text import first_of
 from splatstudio.files.inputs import open_input
-from splatstudio.scene.capture import read_file
+from splatstudio.scene.capture import Capture, read_file
 from splatstudio.scene.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
 
-MEANT_AS_POINTS = ("points3d", "points", "sparse_pc", "point_cloud", "pointcloud")  # where several lie there
+MEANT_AS_POINTS = ("points3d", "points", "sparse_pc", "point_cloud", "pointcloud")  # as others call them
+SPLATS = {"f_dc_0", "packed_position"}  # properties of which points have none
 MOST_POINTS = 500_000  # of a cloud that was made for other things than to begin a training with
 FEWEST_BEFORE = 0.2  # of the points before a camera, within 45 degrees, where they belong to it
 MOST_DISTANCE = 300  # times the cameras' extent: coordinates on the globe are farther from local ones
 ASKED = 2000  # points
+NUM_RANDOM, RANDOM_SIDE, RANDOM_GRAY = 100_000, 1.3, 127  # what the original trainer writes as points3d.ply
 
 
-def points_beside(folder: Path, viewmats: np.ndarray) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return positions [P, 3] and colors [P, 3] of a PLY in the folder of a scene without points, and a note.
+def with_points_beside(capture: Capture, folder: Path) -> Capture:
+    """Return a capture without points with those of a PLY in the folder of its poses, and a note on them.
 
-    Models of splats are no such points. Those that lie elsewhere than where the cameras, `viewmats` [C, 4, 4]
-    world to camera, look are not used: they are in other coordinates. No points without such a file.
+    Files of the names that others give to points go before other clouds, and those before meshes. Points that
+    lie elsewhere than where the cameras look are not used: they are in other coordinates.
     """
-    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".ply" and _is_cloud(file)]
-    meant = [file for file in files if file.stem.lower() in MEANT_AS_POINTS]
-    random = "training starts from random points"
-    if not files:
-        better = "put a PLY of points beside them, and it starts from those"
-        return *no_points(), f"the poses in {folder} come without points: {random}; {better}"
-    if len(files) > 1 and len(meant) != 1:
-        names = first_of([file.name for file in files], 3)
-        return *no_points(), f"which of {names} holds the points is not clear, {random}: call it points.ply"
-    file = (meant or files)[0]
+    choice = [] if len(capture.points) else _choice(folder)
+    if not choice:
+        return capture
     try:
-        positions, colors = read_point_ply(file)
+        positions, colors = _points_of(choice, np.stack([shot.viewmat for shot in capture.shots]))
     except ValueError as error:
-        return *no_points(), f"{error}; {random}"
-    if not _are_seen(positions, viewmats):
-        remedy = "export the poses and the points in the same coordinate system"
-        return *no_points(), f"the points of {file} are not where the cameras look, {random}: {remedy}"
+        return replace(capture, notes=(*capture.notes, f"training starts from random points: {error}"))
     every = -(-len(positions) // MOST_POINTS)
     few = f", one in {every} of its {len(positions):,}" if every > 1 else ""
-    return positions[::every], colors[::every], f"training starts from the points of {file}{few}"
+    return replace(
+        capture,
+        points=positions[::every],
+        colors=colors[::every],
+        notes=(*capture.notes, f"training starts from the points of {choice[0]}{few}"),
+        points_apart=True,
+    )
+
+
+def _choice(folder: Path) -> list[Path]:
+    """Return the files that may be meant as the points of a folder: none, one, or several."""
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() == ".ply"]
+    tables = {file: _tables_of(file) for file in files}
+    named = [file for file in files if file.stem.lower() in MEANT_AS_POINTS]
+    points = [file for file in files if "vertex" in tables[file] and not _are_splats(tables[file])]
+    clouds = [file for file in points if "face" not in tables[file]]
+    return named or clouds or points
+
+
+def _points_of(choice: list[Path], viewmats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions [P, 3] and colors [P, 3] of a file; ValueError where they cannot be a scene's."""
+    if len(choice) > 1:
+        names = first_of([file.name for file in choice], 3)
+        raise ValueError(f"which of {names} holds the points is not clear; keep one of them there")
+    (file,) = choice
+    positions, colors = read_point_ply(file)
+    if _are_splats(_tables_of(file)):
+        raise ValueError(f"{file} holds splats, no points; --init starts from them")
+    if not len(positions):
+        raise ValueError(f"{file} holds no points")
+    gray = len(positions) == NUM_RANDOM and bool((colors == RANDOM_GRAY).all())
+    if gray and np.abs(positions).max() <= RANDOM_SIDE:
+        raise ValueError(f"{file} holds those that the original trainer begins with")
+    if not _are_seen(positions, viewmats):
+        remedy = "export the poses and the points in the same coordinate system"
+        raise ValueError(f"the points of {file} are not where the cameras look; {remedy}")
+    return positions, colors
 
 
 def no_points() -> tuple[np.ndarray, np.ndarray]:
@@ -51,14 +80,19 @@ def no_points() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
 
 
-def _is_cloud(file: Path) -> bool:
-    """Return whether a PLY holds points or a mesh, not splats; one that is damaged is left aside."""
+def _tables_of(file: Path) -> dict[str, set[str]]:
+    """Return the properties of each table of a PLY; none of one that is damaged or no points'."""
     try:
         with open_input(file) as opened:
             header = parse_header(file, opened.read(LONGEST_HEADER))
-        return not {"f_dc_0", "packed_position"} & set(_vertices(header, file).properties)
+        _vertices(header, file)
     except (OSError, ValueError):
-        return False
+        return {}
+    return {element.name: set(element.properties) for element in header.elements}
+
+
+def _are_splats(tables: dict[str, set[str]]) -> bool:
+    return any(SPLATS & properties for properties in tables.values())
 
 
 def _are_seen(points: np.ndarray, viewmats: np.ndarray) -> bool:

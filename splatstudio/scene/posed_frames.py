@@ -30,7 +30,7 @@ from splatstudio.scene.colmap_model import MAX_SIDE
 from splatstudio.scene.layout import NoPhotos, PoseFiles
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import EXIF_SIDEWAYS, DamagedPhoto, picture_header
-from splatstudio.scene.point_ply import points_beside
+from splatstudio.scene.point_ply import with_points_beside
 
 # Axes of a camera that looks along -z with y up (OpenGL, ARKit), in those of one along z with y down.
 OPENGL_CAMERA = np.diag([1.0, -1.0, -1.0])
@@ -94,20 +94,21 @@ def capture_of(files: PoseFiles, read: PosedFrames, images: Path | None) -> Capt
     unposed = unposed if files.pictures or images is not None else ()  # pictures of depth lie there, too
     if unposed:
         notes.append(unposed_note(len(unposed), len(unposed) + len(shots), where))
-    points, colors = read.points, read.colors
-    if not len(points):
-        viewmats = np.stack([frame.viewmat for frame in read.frames])
-        points, colors, about_points = points_beside(files.folder, viewmats)
-        notes.append(about_points)
-    return Capture(
+    capture = Capture(
         files.format,
         _under_their_paths(unique, folder.folder),
-        points,
-        colors,
+        read.points,
+        read.colors,
         tuple(notes),
         unposed=unposed,
         upright=read.upright,
     )
+    complete = with_points_beside(capture, files.folder)
+    if complete is not capture or len(capture.points):
+        return complete
+    better = "put a PLY of points beside them, and it starts from those"
+    note = f"the poses in {files.folder} come without points: training starts from random points; {better}"
+    return replace(capture, notes=(*capture.notes, note))
 
 
 def _folder_with_most(

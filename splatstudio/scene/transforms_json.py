@@ -26,11 +26,10 @@ from splatstudio.scene.frame_lens import MOST_KEYS, Record, frame_lens, is_fishe
 from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import DamagedPhoto
-from splatstudio.scene.point_ply import no_points, read_point_ply
+from splatstudio.scene.point_ply import no_points, read_point_ply, with_points_beside
 from splatstudio.scene.posed_frames import view_of
 
 SPLITS = ("train", "val", "test")
-NUM_RANDOM, RANDOM_SIDE, RANDOM_GRAY = 100_000, 1.3, 127  # what the original trainer writes as points3d.ply
 
 
 def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -116,7 +115,7 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
     shots = [shot for shot in shots if shot.name not in unused]
     shots, test = _short_names(shots, test)
     points, colors, about_points = _points(path, top)
-    return Capture(
+    capture = Capture(
         format="transforms.json",
         shots=tuple(shots),
         points=points,
@@ -125,6 +124,7 @@ def read_transforms(path: Path, images: Path | None = None) -> Capture:
         test_names=test or None,
         unposed=unposed,
     )
+    return with_points_beside(capture, path.parent)
 
 
 def _split(
@@ -233,10 +233,10 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
         notes.append(f"{repeated} frames list a photo a second time and are left out")
     if held_out == "test" and (folder / "transforms_val.json").exists():
         notes.append("the views of transforms_val.json are not used: transforms_test.json is the test")
-    points, colors, about_points = _points_of_blender(folder, top)
-    return Capture(
-        "Blender", tuple(shots), points, colors, notes=(*notes, *about_points), test_names=test or None
-    )
+    points, colors, about_points = _points(folder / "transforms_train.json", top)
+    notes += about_points
+    capture = Capture("Blender", tuple(shots), points, colors, notes=tuple(notes), test_names=test or None)
+    return with_points_beside(capture, folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,25 +436,6 @@ def _short_names(
         return shots, test
     short = [replace(shot, name=PurePosixPath(shot.name).name) for shot in shots]
     return short, frozenset(PurePosixPath(name).name for name in test)
-
-
-def _points_of_blender(folder: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return positions, colors and notes as `_points` does, else those of points3d.ply.
-
-    The original trainer reads that, and writes it of random points where there is none.
-    """
-    points, colors, notes = _points(folder / "transforms_train.json", top)
-    beside = folder / "points3d.ply"
-    if len(points) or not beside.exists():
-        return points, colors, notes
-    try:
-        points, colors = read_point_ply(beside)
-    except ValueError as error:
-        return points, colors, [*notes, f"{beside.name} is not used: {error}"]
-    if len(points) == NUM_RANDOM and np.abs(points).max() <= RANDOM_SIDE and (colors == RANDOM_GRAY).all():
-        note = f"{beside.name} is not used: it holds the random points that the original trainer begins with"
-        return *no_points(), [*notes, note]
-    return points, colors, notes
 
 
 def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:

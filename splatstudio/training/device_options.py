@@ -62,8 +62,9 @@ class DeviceOptions:
     def check_alone(self) -> None:
         """Raise ValueError with one sentence for what means nothing to a training of this machine alone."""
         if self.attach is not None or self.attach_via is not None:
+            option = "--attach" if self.attach is not None else "--attach-via"
             raise ValueError(
-                "--attach is for trainings that torchrun or Slurm starts; the studio is here already"
+                f"{option} is for trainings that torchrun or Slurm starts; this one is here alone"
             )
         if self.nodes_at is not None or self.nodes < 1:
             raise ValueError("--nodes-at is where several machines meet: --nodes says how many, 2 or more")

@@ -103,6 +103,7 @@ OTHER_NAMES = {
     "fx": {"fx": 50, "fy": 51, "cx": 23, "cy": 15},
     "K": {"K": MATRIX},
     "nine numbers": {"K": np.ravel(MATRIX).tolist()},
+    "four by four": {"K": [[*row, 0.0] for row in MATRIX] + [[0.0, 0.0, 0.0, 1.0]]},
     "column by column": {"K": np.transpose(MATRIX).ravel().tolist()},
 }
 
@@ -325,10 +326,10 @@ def test_random_points_and_what_is_no_cloud_are_not_the_points_of_a_blender_scen
     gray = np.full((100_000, 3), 127, np.uint8)
     (folder / "points3d.ply").write_bytes(points_ply(replace(TINY, points=places, colors=gray)))
     scene = load_scene(folder)
-    assert not len(scene.points) and "points3d.ply is not used: it holds the random points" in scene.notes[-1]
+    assert not len(scene.points) and "holds those that the original trainer begins" in scene.notes[-1]
     (folder / "points3d.ply").write_text("no points")
     scene = load_scene(folder)
-    assert not len(scene.points) and scene.notes[-1].startswith("points3d.ply is not used: ")
+    assert not len(scene.points) and "points3d.ply is not a PLY" in scene.notes[-1]
 
 
 def write_split(folder: Path, split: str, *numbers: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from blob_models import blobs
 from poses_of_programs import TINY, WRITERS, camera_to_world, write_metashape
+from scene_builder import write_blender
 from scipy.spatial.transform import Rotation
 
 from splatstudio.cameras.camera import rigid
@@ -155,11 +157,43 @@ def test_points_that_do_not_fit_are_left_aside_with_a_reason(tmp_path: Path) -> 
     write_points(file, TINY.points + away)
     scene = load_scene(folder)
     assert not len(scene.points)
-    assert any("are not where the cameras look, training starts from random" in note for note in scene.notes)
+    assert any("points.ply are not where the cameras look; export" in note for note in scene.notes)
     write_points(file, TINY.points)
     file.write_bytes(file.read_bytes()[:-40])
     scene = load_scene(folder)
     assert not len(scene.points) and any("points.ply is damaged" in note for note in scene.notes)
+    file.write_text("hello")
+    assert any("points.ply is not a PLY" in note for note in load_scene(folder).notes)
+    write_points(file, TINY.points[:0], TINY.colors[:0])
+    assert any("points.ply holds no points" in note for note in load_scene(folder).notes)
+    write_ply(file, blobs(num=20))
+    assert any("points.ply holds splats, no points" in note for note in load_scene(folder).notes)
+
+
+def test_a_cloud_goes_before_a_mesh(tmp_path: Path) -> None:
+    folder = write_metashape(tmp_path / "a")
+    write_points(folder / "cloud.ply", TINY.points)
+    write_points(folder / "a mesh.ply", TINY.points[:9], TINY.colors[:9])
+    text = (folder / "a mesh.ply").read_text()
+    faces = "element face 1\nproperty list uchar int vertex_indices\nend_header"
+    (folder / "a mesh.ply").write_text(text.replace("end_header", faces) + "3 0 1 2\n")
+    assert len(load_scene(folder).points) == len(TINY.points)
+    (folder / "cloud.ply").unlink()
+    assert len(load_scene(folder).points) == 9, "its corners, where there is nothing better"
+
+
+def test_points_that_come_later_leave_the_frame_in_which_runs_go_on(tmp_path: Path) -> None:
+    """A mesh or cloud of one's own, put beside the poses, must not part a run from its scene."""
+    # Parallel cameras: their frame would follow points that are theirs.
+    alike = np.repeat(TINY.viewmats[:1], len(TINY.names), axis=0)
+    alike[:, :2, 3] += np.random.default_rng(0).normal(size=(len(TINY.names), 2)) * 0.3
+    folder = write_blender(tmp_path / "a", replace(TINY, viewmats=alike))
+    before = load_scene(folder)
+    far = TINY.points * 1.5 + [0.3, 0.2, 0.1]
+    write_points(folder / "points.ply", far)
+    after = load_scene(folder)
+    assert len(after.points) == len(far) and not len(before.points)
+    np.testing.assert_array_equal(after.transform, before.transform)
 
 
 def test_of_a_dense_cloud_every_few_points_are_taken(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def _refuse_irregular_masks(shots: list[CapturedPhoto]) -> None:
 
 def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) -> list[str]:
     """Return notes on the lenses; raises ValueError, naming the photo, for one that cannot be undone."""
-    resampled = num_cropped = num_cut = 0
+    resampled = num_smaller = num_cropped = num_cut = 0
     for shot, lens in zip(shots, lenses, strict=True):
         try:
             num_cut += len(faces(lens)) > 1
@@ -439,10 +439,17 @@ def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) 
             raise ValueError(f"the photo {shot.image_path} cannot be used: {error}") from error
         stated = shot.lens or lens
         resampled += (stated.width, stated.height) != (lens.width, lens.height)
+        share = stated.width / lens.width  # images_4 at --downscale 4 is what was asked for
+        num_smaller += share > 1.05 and not abs(share / downscale - 1.0) < 0.05
     notes = []
     if resampled and downscale == 1:
         notes.append(
             f"{resampled} photos are not of the size that their cameras state; the intrinsics were scaled"
+        )
+    elif num_smaller:
+        notes.append(
+            f"{num_smaller} photos are smaller than their cameras state: --downscale {downscale} divides the"
+            " size that is stated"
         )
     if num_cut:
         notes.append(

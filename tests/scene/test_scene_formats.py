@@ -174,6 +174,10 @@ def test_images_folder_of_the_downscale_is_used_where_it_exists(tmp_path):
     named = load_scene(tmp_path, images_folder="images_4")
     assert named.cameras[0].width == 12 and "intrinsics were scaled" in named.notes[0]
     assert named.whole_photo(0).rgb.shape == (32, 48, 3)
+    for downscale, width, told in ((8, 6, True), (4, 12, False)):
+        named = load_scene(tmp_path, images_folder="images_4", downscale=downscale)
+        assert named.cameras[0].width == width
+        assert any("--downscale 8 divides the size that is stated" in note for note in named.notes) == told
     write_pictures(tmp_path / "images", tiny_scene(width=32, height=32))  # other pictures, of another shape
     assert load_scene(tmp_path, images_folder="images_4").whole_photo(0).rgb.shape == (8, 12, 3)
     (tmp_path / "images" / tiny.names[0]).unlink()

@@ -10,6 +10,7 @@ SuperSplat (MIT).
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def write_compressed_ply(
         used = part.shN[:, : num_rest // 3].transpose(0, 2, 1).reshape(len(part), num_rest)
         codes = np.clip(used * np.float32(128.0 / LARGEST_SH) + np.float32(128.0), 0, 255)
         # Above zero a conversion rounds down. Zeros go to both sides in turns, for the same reason.
-        below = (used == 0) & ((np.arange(len(part))[:, None] + np.arange(num_rest)) % 2 == 0)
+        below = used == 0
+        below[::2, 1::2] = below[1::2, ::2] = False
         rest[rows] = codes.astype(np.uint8) - below
     order = morton_order(model.means)
     model, rest = model.without_shN(), rest[order]
@@ -83,11 +85,11 @@ def write_compressed_ply(
 
 def _used_coefficients(model: ModelArrays) -> int:
     """Return the coefficients of SH up to the highest degree in which any Gaussian has one that is not 0."""
-    used = np.zeros(model.shN.shape[1], bool)
-    for _, part in model.chunks():
-        used |= (part.shN != 0).any(axis=(0, 2))
-    last = int(used.nonzero()[0].max()) + 1 if used.any() else 0
-    return min(number for number in NUM_SHN if number >= last)
+    # From the highest degree down: where that is taught, its first rows tell.
+    for fewer, number in reversed([*pairwise(NUM_SHN)]):
+        if any(part.shN[:, fewer:number].any() for _, part in model.chunks()):
+            return number
+    return 0
 
 
 def _header(num: int, num_rest: int, comments: list[str]) -> bytes:

@@ -58,14 +58,10 @@ class Camera:
 
         `similarity` is [4, 4]: a rotation times a positive scale, and a shift.
         """
-        scale = similarity_scale(similarity)
-        pose = similarity @ self.camera_to_world
-        rotation = (pose[:3, :3] / scale).T
-        viewmat = rigid(rotation, -rotation @ pose[:3, 3])
         K = self.K.copy()
         if self.model == "ortho":
-            K[:2, :2] /= scale
-        return replace(self, viewmat=viewmat, K=K)
+            K[:2, :2] /= similarity_scale(similarity)
+        return replace(self, viewmat=moved_viewmat(self.viewmat, similarity), K=K)
 
 
 def rigid(rotation: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -73,6 +69,14 @@ def rigid(rotation: np.ndarray, shift: np.ndarray) -> np.ndarray:
     matrix = np.eye(4)
     matrix[:3, :3], matrix[:3, 3] = rotation, shift
     return matrix
+
+
+def moved_viewmat(viewmat: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+    """Return world to camera [4, 4] where the world was moved by a [4, 4] similarity, the camera with it."""
+    back = viewmat[:3, :3].T
+    pose = similarity @ rigid(back, -back @ viewmat[:3, 3])
+    rotation = (pose[:3, :3] / similarity_scale(similarity)).T
+    return rigid(rotation, -rotation @ pose[:3, 3])
 
 
 def rotation_of(quat: np.ndarray) -> np.ndarray:

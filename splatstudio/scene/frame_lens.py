@@ -79,7 +79,7 @@ class Record:
 def records_of(path: Path, frames: list[dict[str, Any]], top: dict[str, Any]) -> list[Record]:
     """Return a record for each frame, in which its intrinsics have nerfstudio's names.
 
-    Raises ValueError for a frame without a file_path, and for a matrix or list of intrinsics that is none.
+    Raises ValueError for a frame without a file_path, a K with skew, and distortion_params that are none.
     """
     file = _with_usual_names(Record(f"{path}", top, {}))
     others = {name: value for name, value in file.items() if name not in (*FOCAL, *ANGLES)}
@@ -187,6 +187,8 @@ def frame_lens(record: Record, picture: Path) -> Lens | float:
 
 
 def _no_intrinsics(record: Record) -> ValueError:
+    if record.get("K") is not None:  # and nothing came of it
+        return record.error("has a K that is no matrix of 3 x 3 numbers", "K")
     own, file = (sorted(values.keys() - {"frames"}) for values in (record.values, record.outer))
     return ValueError(
         f"{record.where} has no intrinsics: fl_x, camera_angle_x, fx or K is neither in the frame (which has"

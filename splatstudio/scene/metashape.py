@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from splatstudio.cameras.camera import rigid
+from splatstudio.cameras.camera import moved_viewmat, rigid
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.colmap_model import panorama
 from splatstudio.scene.lens import Lens
@@ -89,7 +89,8 @@ def read_metashape(path: Path) -> PosedFrames:
         )
     if world is None:
         return PosedFrames(tuple(frames), notes=tuple(notes))
-    return PosedFrames(tuple(_moved(frame, world) for frame in frames), notes=tuple(notes), upright=True)
+    moved = (replace(frame, viewmat=moved_viewmat(frame.viewmat, world)) for frame in frames)
+    return PosedFrames(tuple(moved), notes=tuple(notes), upright=True)
 
 
 def _num_posed(chunk: ElementTree.Element) -> int:
@@ -121,13 +122,6 @@ def _world_of(path: Path, chunk: ElementTree.Element, component: str | None) -> 
         east = east / max(float(np.linalg.norm(east)), 1e-12)
         rotation, place = np.stack([east, np.cross(up, east), up]) @ rotation, np.zeros(3)
     return rigid(scale * rotation, place)
-
-
-def _moved(frame: PosedFrame, world: np.ndarray) -> PosedFrame:
-    """Return a frame whose pose is told in the coordinates to which `world` [4, 4], a similarity, leads."""
-    pose = world @ np.linalg.inv(frame.viewmat)
-    pose[:3, :3] /= np.cbrt(np.linalg.det(world[:3, :3]))
-    return replace(frame, viewmat=np.linalg.inv(pose))
 
 
 def _lens(path: Path, sensor: ElementTree.Element, notes: list[str]) -> Lens:

@@ -65,8 +65,8 @@ def upward(rotations: np.ndarray, positions: np.ndarray, depth: float = 0.0) -> 
     the direction all x axes are perpendicular to. Where they do not tell (all alike, or held every way), up
     is the median of the cameras' own up vectors; where those cancel, the normal of the plane of the cameras.
     """
-    if _survey(rotations[:, 2], positions, depth):
-        return -_median_direction(rotations[:, 2])
+    if (down := _surveyed(rotations[:, 2], positions, depth)) is not None:
+        return -down
     mean_up = _median_direction(-rotations[:, 1])
     strength = float(np.linalg.norm((-rotations[:, 1]).mean(axis=0)))
     if strength > 0.1:
@@ -85,15 +85,19 @@ def upward(rotations: np.ndarray, positions: np.ndarray, depth: float = 0.0) -> 
     return np.array([0.0, 0.0, 1.0])
 
 
-def _survey(forward: np.ndarray, positions: np.ndarray, depth: float) -> bool:
-    """Return whether cameras survey the ground from above, from their view directions [C, 3]."""
+def _surveyed(forward: np.ndarray, positions: np.ndarray, depth: float) -> np.ndarray | None:
+    """Return the direction [3] to the ground that cameras survey from above, None where they do not.
+
+    `forward` [C, 3] are their view directions.
+    """
     heading = _median_direction(forward)
     if len(forward) < FEWEST_IN_SURVEY or np.quantile(forward @ heading, 0.1) < SURVEY_COSINE:
-        return False
+        return None
     offsets = positions - positions.mean(axis=0)
     along = offsets @ heading
     across = np.linalg.svd(offsets - along[:, None] * heading, compute_uv=False)[1] / np.sqrt(len(offsets))
-    return 0 < SURVEY_SPREAD * depth < across and float(along.std()) < SURVEY_LAYER * across
+    flat = float(along.std()) < SURVEY_LAYER * across
+    return heading if 0 < SURVEY_SPREAD * depth < across and flat else None
 
 
 def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, size: float) -> np.ndarray:

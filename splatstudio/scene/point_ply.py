@@ -1,4 +1,4 @@
-"""Read point clouds from PLY files, as nerfstudio keeps a scene's sparse points."""
+"""Point clouds in PLY files: as nerfstudio keeps a scene's sparse points, and beside poses without any."""
 
 from __future__ import annotations
 
@@ -73,11 +73,6 @@ def _points_of(choice: list[Path], viewmats: np.ndarray) -> tuple[np.ndarray, np
         remedy = "export the poses and the points in the same coordinate system"
         raise ValueError(f"the points of {file} are not where the cameras look; {remedy}")
     return positions, colors
-
-
-def no_points() -> tuple[np.ndarray, np.ndarray]:
-    """Return positions [0, 3] and colors [0, 3]."""
-    return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
 
 
 def _tables_of(file: Path) -> dict[str, set[str]]:

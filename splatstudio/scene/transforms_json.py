@@ -26,7 +26,7 @@ from splatstudio.scene.frame_lens import MOST_KEYS, Record, frame_lens, is_fishe
 from splatstudio.scene.layout import NoPhotos, folder_called
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import DamagedPhoto
-from splatstudio.scene.point_ply import no_points, read_point_ply, with_points_beside
+from splatstudio.scene.point_ply import read_point_ply, with_points_beside
 from splatstudio.scene.posed_frames import view_of
 
 SPLITS = ("train", "val", "test")
@@ -438,20 +438,24 @@ def _short_names(
     return short, frozenset(PurePosixPath(name).name for name in test)
 
 
+def _no_points() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
+
+
 def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return positions [P, 3], colors [P, 3], and a note where they are not at the listed path."""
     listed = Record(str(path), top, {}).text("ply_file_path")
     if listed is not None:
         place, beside = path.parent / _posix(listed), path.parent / _posix(listed).name
         if not place.exists() and not beside.exists():
-            return *no_points(), [f"the points {listed} are not there: training starts from random points"]
+            return *_no_points(), [f"the points {listed} are not there: training starts from random points"]
         if place.exists():
             return *read_point_ply(place), []
         return *read_point_ply(beside), [f"{listed} is not there: the points of {beside} are used"]
     # nerfstudio before version 1.0 wrote no PLY; its colmap/ folder is in the frame before applied_transform.
     model, applied = path.parent / "colmap/sparse/0/points3D.bin", top.get("applied_transform")
     if applied is None or not model.exists():
-        return *no_points(), []
+        return *_no_points(), []
     matrix = matrix_3x4(applied)
     if matrix is None:
         raise ValueError(f"{path} has an applied_transform that is no matrix of 3 x 4 numbers")

@@ -52,7 +52,7 @@ def test_a_line_keeps_what_helps_and_loses_what_names(line: str, told: str | Non
 def failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run below runs/ of a scene in a folder with a name that nobody shall read, whose log has an error."""
     home = tmp_path / "Ada Byron"
-    scene, work = home / "Secret Garden", home / "Thesis"
+    scene, work = home / "shared" / "Secret Garden", home / "Thesis"
     scene.mkdir(parents=True)
     work.mkdir()
     monkeypatch.chdir(work)
@@ -71,7 +71,8 @@ def failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_report_has_the_end_of_the_newest_log_and_no_names(
     failed_run: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [Finding("CPU kernels", "avx2"), Finding("GPUs", f"{Path.home()}/x cannot be loaded", good=False)]
+    rows = [Finding("CPU kernels", "avx2"), Finding("shared memory", "24 MiB free")]
+    rows.append(Finding("GPUs", f"{Path.home()}/x cannot be loaded", good=False))
     monkeypatch.setattr(doctor, "findings", lambda: iter(rows))
     code, told = command("doctor", "--report")
     assert code == 0 and newest_run() == failed_run
@@ -87,7 +88,15 @@ def test_a_report_has_the_end_of_the_newest_log_and_no_names(
         "x 1.jpg",
     ):
         assert private not in told, told
-    for kept in ("splatstudio 0.", "torch 2", "Python 3", "cores", "viser 1.1", "ok CPU kernels: avx2"):
+    for kept in (
+        "splatstudio 0.",
+        "torch 2",
+        "Python 3",
+        "cores",
+        "viser 1.1",
+        "ok CPU kernels: avx2",
+        "ok shared memory",
+    ):
         assert kept in told, told
     assert "!! GPUs: <" in told and told.rstrip().endswith("ValueError: no good")
     assert "SPLATSTUDIO_TOKEN is set" in told and len(told) < 12_000

@@ -286,6 +286,10 @@ BROKEN = {
         lambda f: json_with(f, fl_x=None, fl_y=None, fov=60),
         ["frame 1", "no intrinsics: fl_x", "which has file_path, transform_matrix", "(cx, cy, fov, h, w)"],
     ),
+    "four intrinsics as K": (
+        lambda f: json_with(f, fl_x=None, fl_y=None, K=[50, 50, 24, 16]),
+        ["frame 1", "has a K that is no matrix of 3 x 3 numbers; correct the file"],
+    ),
     "pixels that lean": (
         lambda f: json_with(f, K=[[50, 3, 24], [0, 50, 16], [0, 0, 1]]),
         ["transforms.json", "K with the skew 3"],
